@@ -1,0 +1,33 @@
+# The same words on a laptop and in CI. Every target sets up what it needs in .venv and can be run again in seconds.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.kvtide-setup
+
+.PHONY: help setup demo test check bench clean
+
+help: ## what can be run
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+setup: $(STAMP) ## install kvtide, vLLM for the CPU backend and the tools into .venv
+
+$(STAMP): pyproject.toml scripts/setup.sh
+	@PYTHON="$(PYTHON)" scripts/setup.sh "$(VENV)"
+
+demo: setup ## the main job: three real servers, one conversation, a table and a picture
+	@$(BIN)/kvtide demo
+
+test: setup ## units, the harness around vLLM's real scheduler, and the real engine
+	@$(BIN)/python -m pytest tests
+
+check: setup ## formatting, lint, types, import contracts
+	@$(BIN)/ruff format --check .
+	@$(BIN)/ruff check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-cache
+
+bench: setup ## benchmarks into build/bench (ONLY=name runs one)
+	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY),)
+
+clean: ## remove .venv and build
+	rm -rf $(VENV) build

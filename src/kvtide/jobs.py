@@ -1,0 +1,201 @@
+"""What the scheduler side asks of the worker side, and what comes back.
+
+Frozen, picklable values: the two sides share these and nothing else. A job is a path over one set of
+slots (device -> host -> ..., or ... -> host -> device), a hop is one step of it and a result answers a
+hop.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any, NewType
+
+from kvtide.errors import IllegalTransitionError
+from kvtide.events import Medium
+
+JobId = NewType("JobId", int)
+
+
+class Direction(Enum):
+    """Seen from the device."""
+
+    STORE = "store"
+    LOAD = "load"
+
+
+class LoadStoreSpec(ABC):
+    """Where the bytes of a hop's one end are."""
+
+    @staticmethod
+    @abstractmethod
+    def medium() -> Medium:
+        """Name the medium."""
+
+
+@dataclass(frozen=True, slots=True)
+class GPULoadStoreSpec(LoadStoreSpec):
+    """Blocks of the device.
+
+    Attributes:
+        block_ids: Engine block ids, the groups one after another, prefix order within a group.
+        group_sizes: How many of ``block_ids`` each group owns.
+        block_indices: Each group's first block, counted from the request's beginning: a first or last
+            chunk may be partial, and this says which of its blocks are meant.
+    """
+
+    block_ids: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+    block_indices: tuple[int, ...]
+
+    @staticmethod
+    def medium() -> Medium:
+        return Medium.DEVICE
+
+
+@dataclass(frozen=True, slots=True)
+class CPULoadStoreSpec(LoadStoreSpec):
+    """Slots of the host pool.
+
+    Attributes:
+        slots: One per chunk, the groups one after another, prefix order within a group.
+        group_sizes: How many of ``slots`` each group owns.
+    """
+
+    slots: tuple[int, ...]
+    group_sizes: tuple[int, ...]
+
+    @staticmethod
+    def medium() -> Medium:
+        return Medium.HOST
+
+
+@dataclass(frozen=True, slots=True)
+class Hop:
+    """One step of a job's path."""
+
+    source: LoadStoreSpec
+    target: LoadStoreSpec
+
+
+@dataclass(frozen=True, slots=True)
+class TransferJob:
+    """What was asked for.
+
+    Attributes:
+        job_id: Unique for the life of the scheduler side.
+        generation: Of the catalog when the job was planned; a reset begins a new one.
+        direction: Store or load.
+        request_id: For whom; a load's end is reported to the engine under this id.
+        hops: In order; the worker starts the next one itself.
+        after: Jobs that still touch this job's target and must have ended before it begins.
+        deadline_s: Seconds from submission after which a hop that has not begun is given up.
+    """
+
+    job_id: JobId
+    generation: int
+    direction: Direction
+    request_id: str
+    hops: tuple[Hop, ...]
+    after: frozenset[JobId] = frozenset()
+    deadline_s: float = 60.0
+
+    def device_spec(self) -> GPULoadStoreSpec | None:
+        """Name the end of the path on the device, if it has one."""
+        end = self.hops[0].source if self.direction is Direction.STORE else self.hops[-1].target
+        return end if isinstance(end, GPULoadStoreSpec) else None
+
+
+class JobState(Enum):
+    """Of a job, in the scheduler's books."""
+
+    PLANNED = auto()
+    SENT = auto()
+    DONE = auto()
+    FAILED = auto()
+
+
+class JobEvent(Enum):
+    """What may happen to a job."""
+
+    SEND = auto()
+    SUCCEED = auto()
+    FAIL = auto()
+
+
+TRANSITIONS: dict[JobState, dict[JobEvent, JobState]] = {
+    # A planned job is never dropped: its slots are pinned and its blocks fenced; it is sent and answered.
+    JobState.PLANNED: {JobEvent.SEND: JobState.SENT},
+    JobState.SENT: {JobEvent.SUCCEED: JobState.DONE, JobEvent.FAIL: JobState.FAILED},
+    JobState.DONE: {},
+    JobState.FAILED: {},
+}
+
+
+def next_state(state: JobState, event: JobEvent) -> JobState:
+    """Look up the table.
+
+    Raises:
+        IllegalTransitionError: The table has no such entry.
+    """
+    try:
+        return TRANSITIONS[state][event]
+    except KeyError:
+        raise IllegalTransitionError(f"a job that is {state.name} cannot {event.name}") from None
+
+
+class HopResult(Enum):
+    """A rank's answer for one hop of one job."""
+
+    DONE = "done"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class OffloadingConnectorMetadata:
+    """What one step tells the workers.
+
+    Attributes:
+        generation: Of the catalog; jobs of an older one end as failed on the worker.
+        jobs: New jobs, in the order they were planned.
+        jobs_to_flush: Open stores that must have left their device blocks before this step's forward.
+    """
+
+    generation: int = 0
+    jobs: tuple[TransferJob, ...] = ()
+    jobs_to_flush: frozenset[JobId] = frozenset()
+
+
+HopKey = tuple[JobId, int]
+"""A job and the index of one of its hops."""
+
+
+@dataclass(slots=True)
+class OffloadingWorkerMetadata:
+    """What the ranks answered in one step.
+
+    Attributes:
+        results: Per hop, one result for each rank that answered.
+        ready_slots: Per rank, how many slots of its pool can be used so far.
+        generations: Per rank, the generation its worker has reached.
+    """
+
+    results: dict[HopKey, tuple[HopResult, ...]] = field(default_factory=dict)
+    ready_slots: dict[int, int] = field(default_factory=dict)
+    generations: dict[int, int] = field(default_factory=dict)
+
+    def combine(self, other: "OffloadingWorkerMetadata") -> "OffloadingWorkerMetadata":
+        """Sum over ranks; neither operand is changed."""
+        results = dict(self.results)
+        for key, answers in other.results.items():
+            results[key] = results.get(key, ()) + answers
+        return OffloadingWorkerMetadata(
+            results, self.ready_slots | other.ready_slots, self.generations | other.generations
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReqContext:
+    """Who asks: passed to the primitives, which keep nothing of it."""
+
+    request_id: str
+    kv_transfer_params: dict[str, Any] | None = None

@@ -1,0 +1,129 @@
+"""What is counted, under which name and in which unit.
+
+Knows definitions and how to add them up in plain types that cross processes. Does not know Prometheus:
+``kvtide.vllm.metrics`` turns these into vLLM's metrics. ``docs/metrics.md`` is checked against
+``DEFINITIONS``.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+
+class Kind(Enum):
+    """How values of one metric are added up."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+
+
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """One metric.
+
+    Attributes:
+        name: Without the ``vllm:kvtide_`` that vLLM and we put before it.
+        kind: How it adds up.
+        unit: For people; the unit also stands last in the name.
+        help: One sentence.
+        label: Name of its one label, "" without.
+        label_values: What the label can be; series exist before the first event.
+        buckets: Upper bounds, for a histogram.
+    """
+
+    name: str
+    kind: Kind
+    unit: str
+    help: str
+    label: str = ""
+    label_values: tuple[str, ...] = ()
+    buckets: tuple[float, ...] = ()
+
+
+_DIRECTIONS = ("store", "load")
+SKIP_REASONS = ("pool_full", "queue_full", "below_threshold", "pool_not_ready")
+_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
+_MICROSECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
+
+DEFINITIONS: tuple[Definition, ...] = (
+    Definition("transfer_bytes", Kind.COUNTER, "bytes", "Bytes copied.", "direction", _DIRECTIONS),
+    Definition("transfer_seconds", Kind.COUNTER, "seconds", "Time spent copying.", "direction", _DIRECTIONS),
+    Definition("transfers", Kind.COUNTER, "copies", "Copies that ended well.", "direction", _DIRECTIONS),
+    Definition("transfer_failures", Kind.COUNTER, "copies", "Copies that failed or were cancelled.",
+               "direction", _DIRECTIONS),
+    Definition("transfer_latency_seconds", Kind.HISTOGRAM, "seconds", "From submission to the last byte.",
+               "direction", _DIRECTIONS, _SECONDS),
+    Definition("hit_tokens", Kind.COUNTER, "tokens", "Prompt tokens brought back, by medium.",
+               "medium", ("host",)),
+    Definition("queried_tokens", Kind.COUNTER, "tokens",
+               "Prompt tokens of admitted requests beyond the engine's own hit."),
+    Definition("stored_chunks", Kind.COUNTER, "chunks", "Chunks that became ready in host memory."),
+    Definition("evicted_chunks", Kind.COUNTER, "chunks", "Chunks that left host memory to make room."),
+    Definition("skipped_store_chunks", Kind.COUNTER, "chunks", "Chunks offered and not stored, by reason.",
+               "reason", SKIP_REASONS),
+    Definition("failed_load_requests", Kind.COUNTER, "requests",
+               "Requests whose load failed and that were recomputed."),
+    Definition("flushed_stores", Kind.COUNTER, "copies", "Stores a step had to wait for."),
+    Definition("flush_seconds", Kind.COUNTER, "seconds", "Time steps waited for stores."),
+    Definition("deferred_lookups", Kind.COUNTER, "lookups",
+               "Lookups answered with 'ask again' because another request brings the prefix."),
+    Definition("lookup_seconds", Kind.HISTOGRAM, "seconds", "Time of one get_num_new_matched_tokens.",
+               buckets=_MICROSECONDS),
+    Definition("pool_capacity_bytes", Kind.GAUGE, "bytes", "Host memory that can be used so far."),
+    Definition("pool_budget_bytes", Kind.GAUGE, "bytes", "Host memory that may be used: the setting, in slots."),
+    Definition("pool_used_bytes", Kind.GAUGE, "bytes", "Host memory that holds chunks, ready or on the way."),
+    Definition("pool_pinned_bytes", Kind.GAUGE, "bytes", "Host memory that open loads are reading."),
+    Definition("open_jobs", Kind.GAUGE, "jobs", "Copies planned or under way.", "direction", _DIRECTIONS),
+    Definition("open_store_bytes", Kind.GAUGE, "bytes", "Bytes of stores planned or under way."),
+)  # fmt: skip
+
+BY_NAME = {definition.name: definition for definition in DEFINITIONS}
+
+Series = tuple[str, str]
+"""Metric name and label value ("" without a label)."""
+
+
+class MetricsDelta:
+    """Values since the last time they were handed out, in plain types.
+
+    ``data`` maps ``"name|label"`` to a number (counters, gauges) or a list of observations (histograms):
+    it crosses process borders as msgpack, which knows no tuples as keys.
+    """
+
+    MAX_OBSERVATIONS = 4096  # per series and hand-out: an idle front end must not grow us
+
+    def __init__(self, data: dict[str, Any] | None = None) -> None:
+        self.data: dict[str, Any] = {} if data is None else data
+
+    def add(self, name: str, amount: float, label: str = "") -> None:
+        """Count up."""
+        key = f"{name}|{label}"
+        self.data[key] = self.data.get(key, 0) + amount
+
+    def set(self, name: str, value: float, label: str = "") -> None:
+        """Say how much it is now."""
+        self.data[f"{name}|{label}"] = value
+
+    def observe(self, name: str, value: float, label: str = "") -> None:
+        """Add one observation."""
+        seen = self.data.setdefault(f"{name}|{label}", [])
+        if len(seen) < self.MAX_OBSERVATIONS:
+            seen.append(value)
+
+    def merge(self, other: dict[str, Any]) -> None:
+        """Take in a later delta."""
+        for key, value in other.items():
+            kind = BY_NAME[key.split("|", 1)[0]].kind
+            if kind is Kind.GAUGE or key not in self.data:
+                self.data[key] = list(value) if isinstance(value, list) else value
+            elif kind is Kind.COUNTER:
+                self.data[key] += value
+            else:
+                room = self.MAX_OBSERVATIONS - len(self.data[key])
+                self.data[key].extend(value[:room])
+
+    def take(self) -> dict[str, Any]:
+        """Hand out and begin anew."""
+        data, self.data = self.data, {}
+        return data
