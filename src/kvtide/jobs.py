@@ -101,6 +101,8 @@ class TransferJob:
 
     def device_spec(self) -> GPULoadStoreSpec | None:
         """Name the end of the path on the device, if it has one."""
+        if not self.hops:
+            return None
         end = self.hops[0].source if self.direction is Direction.STORE else self.hops[-1].target
         return end if isinstance(end, GPULoadStoreSpec) else None
 
@@ -169,27 +171,42 @@ HopKey = tuple[JobId, int]
 """A job and the index of one of its hops."""
 
 
+@dataclass(frozen=True, slots=True)
+class PoolReport:
+    """What a rank says of its pool.
+
+    Attributes:
+        ready_slots: Slots that can be used so far.
+        slot_count: Slots there will be.
+        slot_bytes: Bytes of one slot on this rank.
+    """
+
+    ready_slots: int
+    slot_count: int
+    slot_bytes: int
+
+
 @dataclass(slots=True)
 class OffloadingWorkerMetadata:
     """What the ranks answered in one step.
 
     Attributes:
-        results: Per hop, one result for each rank that answered.
-        ready_slots: Per rank, how many slots of its pool can be used so far.
-        generations: Per rank, the generation its worker has reached.
+        results: Per hop, the result of each rank that answered.
+        pools: Per rank, the state of its pool; only what has changed.
+        generations: Per rank, the generation its worker has reached; only after a change.
     """
 
-    results: dict[HopKey, tuple[HopResult, ...]] = field(default_factory=dict)
-    ready_slots: dict[int, int] = field(default_factory=dict)
+    results: dict[HopKey, dict[int, HopResult]] = field(default_factory=dict)
+    pools: dict[int, PoolReport] = field(default_factory=dict)
     generations: dict[int, int] = field(default_factory=dict)
 
     def combine(self, other: "OffloadingWorkerMetadata") -> "OffloadingWorkerMetadata":
-        """Sum over ranks; neither operand is changed."""
+        """Join what different ranks said; neither operand is changed."""
         results = dict(self.results)
         for key, answers in other.results.items():
-            results[key] = results.get(key, ()) + answers
+            results[key] = results.get(key, {}) | answers
         return OffloadingWorkerMetadata(
-            results, self.ready_slots | other.ready_slots, self.generations | other.generations
+            results, self.pools | other.pools, self.generations | other.generations
         )
 
 

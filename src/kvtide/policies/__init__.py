@@ -1,0 +1,6 @@
+"""Eviction policies, one file per algorithm."""
+
+from kvtide.policies.base import EvictionPolicy
+from kvtide.policies.lru import LRUPolicy
+
+__all__ = ["EvictionPolicy", "LRUPolicy"]

@@ -1,0 +1,137 @@
+"""The six primitives: the life of a chunk as a transaction.
+
+Whoever implements ``OffloadingManager`` decides which chunk is where. It moves no bytes, reads no clock
+and raises nothing for what a medium did; the scheduler calls it in prefix order, one group at a time.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from enum import Enum
+
+from kvtide.events import ChunkContent, OffloadingEvent
+from kvtide.jobs import CPULoadStoreSpec, ReqContext
+from kvtide.keys import ChunkRun, OffloadKey
+
+
+@dataclass(frozen=True, slots=True)
+class LookupResult:
+    """Answer of ``lookup``.
+
+    Attributes:
+        ready_count: Leading chunks that can be read now.
+        later: The chunk after them is on its way: ask again.
+    """
+
+    ready_count: int
+    later: bool
+
+
+class Refusal(Enum):
+    """Why fewer chunks are stored than were missing; values are labels of a metric."""
+
+    POOL_FULL = "pool_full"
+    POOL_NOT_READY = "pool_not_ready"
+    BELOW_THRESHOLD = "below_threshold"
+    QUEUE_FULL = "queue_full"
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareStoreOutput:
+    """Answer of ``prepare_store``.
+
+    Attributes:
+        keys_to_store: The chunks to copy: neighbours, possibly none. Fewer than offered is normal.
+        store_spec: Their slots, in the same order.
+        evicted_keys: Chunks that left to make room.
+        refused_count: Missing chunks that are not stored.
+        refusal: Why, None when ``refused_count`` is 0.
+    """
+
+    keys_to_store: ChunkRun
+    store_spec: CPULoadStoreSpec
+    evicted_keys: tuple[OffloadKey, ...] = ()
+    refused_count: int = 0
+    refusal: Refusal | None = None
+
+
+class OffloadingManager(ABC):
+    """Which chunk is where, and for how long it must stay.
+
+    Attributes:
+        generation: Number of resets so far.
+        residency_epoch: Changes whenever an answer of ``lookup`` may have changed.
+        room_epoch: Changes whenever ``prepare_store`` may find room it did not find before.
+    """
+
+    generation: int = 0
+    residency_epoch: int = 0
+    room_epoch: int = 0
+
+    @abstractmethod
+    def lookup(self, run: ChunkRun, ctx: ReqContext) -> LookupResult:
+        """Count the leading chunks that are ready. No pin, no recency, no other effect."""
+
+    @abstractmethod
+    def prepare_load(self, run: ChunkRun, ctx: ReqContext) -> CPULoadStoreSpec:
+        """Pin each chunk once more and say where it is.
+
+        Raises:
+            MissingChunkError: A chunk is not ready; names it; nothing is pinned.
+        """
+
+    @abstractmethod
+    def touch(self, run: ChunkRun, ctx: ReqContext) -> None:
+        """Refresh the recency of a prefix; unknown chunks are ignored."""
+
+    @abstractmethod
+    def complete_load(self, run: ChunkRun, spec: CPULoadStoreSpec, ctx: ReqContext) -> None:
+        """Take one pin off each slot of ``spec``, also of a generation that was reset.
+
+        Raises:
+            IllegalTransitionError: Not pinned: our bug; state unchanged.
+        """
+
+    @abstractmethod
+    def prepare_store(self, run: ChunkRun, ctx: ReqContext, limit: int | None = None) -> PrepareStoreOutput:
+        """Give slots to the missing chunks of a prefix, evicting others.
+
+        The chunks stay invisible to ``lookup`` until ``complete_store``. No room means fewer chunks: the
+        longest prefix that fits, possibly none.
+
+        Args:
+            run: From the beginning of the prefix, or from a chunk whose parent is known.
+            ctx: For whom.
+            limit: Chunks that the queue has room for.
+        """
+
+    @abstractmethod
+    def complete_store(self, run: ChunkRun, spec: CPULoadStoreSpec, ctx: ReqContext, success: bool) -> None:
+        """End what ``prepare_store`` began; repeated, it has no effect.
+
+        ``run`` and ``spec`` are the very objects that ``prepare_store`` returned.
+
+        Success makes the chunks ready. Failure frees the slots and forgets the chunks and everything
+        that is pending on them; their slots are freed when their own copies end.
+        """
+
+    def describe(self, spec: CPULoadStoreSpec, content: ChunkContent) -> None:  # noqa: B027
+        """Remember what a prepared store holds, for the event of its completion."""
+
+    @abstractmethod
+    def take_events(self) -> list[OffloadingEvent]:
+        """Hand out what happened since the last call."""
+
+    @abstractmethod
+    def reset(self) -> None:
+        """Forget every chunk and begin a new generation; what copies still touch is freed at their end."""
+
+    @abstractmethod
+    def check_invariants(self, idle: bool) -> None:
+        """Check the books.
+
+        Args:
+            idle: No job is open: nothing may be pinned or pending.
+
+        Raises:
+            AssertionError: They do not balance; says which.
+        """

@@ -1,0 +1,263 @@
+"""The scheduler half: a state machine without I/O. Events of the engine in, jobs out, time is an argument.
+
+Knows requests, blocks and jobs. Which chunk is where is the manager's business; bytes are the worker's.
+The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with the engine's own objects.
+"""
+
+from kvtide.events import OffloadingEvent
+from kvtide.jobs import (
+    Direction,
+    JobId,
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+    PoolReport,
+)
+from kvtide.manager.cpu import CPUOffloadingManager
+from kvtide.metrics import MetricsDelta
+from kvtide.scheduler.engine import BlockTable, EngineRequest, EngineStep
+from kvtide.scheduler.loads import LoadPlanner
+from kvtide.scheduler.lookup import look_up
+from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
+from kvtide.scheduler.pace import RecomputePace
+from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
+from kvtide.scheduler.stores import StorePlanner
+
+QUARANTINE_S = 60.0
+"""A job unanswered this long past its deadline no longer keeps an idle engine awake. It stays fenced."""
+
+
+class OffloadingConnectorScheduler:
+    """Decides what to load, store, evict and fence.
+
+    Args:
+        config: Geometry and limits.
+        manager: Which chunk is where.
+        metrics: Where to count.
+    """
+
+    def __init__(
+        self, config: SchedulerOffloadConfig, manager: CPUOffloadingManager, metrics: MetricsDelta
+    ) -> None:
+        self._config = config
+        self._geometry = config.geometry
+        self._manager = manager
+        self._metrics = metrics
+        self._requests: dict[str, RequestOffloadState] = {}
+        self._jobs = OpenJobs(config.rank_count, config.transfer_deadline_s)
+        self._stores = StorePlanner(config, manager, self._jobs, metrics)
+        self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
+        self._flush: set[JobId] = set()
+        self._pace = RecomputePace()
+        self._pools: dict[int, PoolReport] = {}
+        self._reached: dict[int, int] = {}
+
+    # -- the life of a request ------------------------------------------------------------------
+
+    def on_new_request(self, request: EngineRequest) -> None:
+        """Create the state beside a request that has arrived."""
+        self._state_of(request)
+
+    def get_num_new_matched_tokens(
+        self, request: EngineRequest, num_computed_tokens: int, now_s: float
+    ) -> tuple[int | None, bool]:
+        """Say how many tokens can be loaded beyond the engine's own hit.
+
+        Returns:
+            ``(n, True)`` for an asynchronous load, ``(None, False)`` for "ask again", ``(0, False)`` for a
+            miss and for less than one chunk.
+        """
+        state = self._state_of(request)
+        if state.load_job is not None:
+            return None, False
+        state.begin_admission(num_computed_tokens)
+        if request.skip_reading_prefix_cache:
+            return 0, False
+        found = look_up(state, self._geometry, self._manager, num_computed_tokens)
+        hit_tokens = found.restored_tokens - num_computed_tokens
+        brought = hit_tokens > 0 and self._loads.is_brought_by_another(state, num_computed_tokens)
+        if (found.later or brought) and self._may_wait(state, num_computed_tokens, now_s):
+            self._metrics.add("deferred_lookups", 1)
+            return None, False
+        if brought or hit_tokens < self._geometry.restore_interval:
+            return 0, False
+        return hit_tokens, True
+
+    def update_state_after_alloc(
+        self, request: EngineRequest, block_ids: BlockTable, num_external_tokens: int, now_s: float
+    ) -> None:
+        """Take note of an admission: ``block_ids`` is the request's complete table, all groups.
+
+        Blocks that the request was given are checked against open copies, whoever loads into them. A
+        copy in the way of a load is waited for by that load alone; in the way of a forward, by the step.
+        """
+        state = self._state_of(request)
+        restored_tokens = state.local_tokens + num_external_tokens
+        after: set[JobId] = set()
+        for group_state, group, table in zip(state.groups, self._geometry.groups, block_ids, strict=True):
+            # The engine's own hit keeps its contents; what it gave beyond that is about to be written.
+            first_new = max(len(group_state.block_ids), state.local_tokens // group.tokens_per_block)
+            first_computed = first_new
+            if num_external_tokens:
+                first_computed = max(first_new, -(-restored_tokens // group.tokens_per_block))
+            after |= self._jobs.fences.conflicts(table[first_new:first_computed])
+            self._flush |= self._jobs.fences.conflicts(table[first_computed:])
+            group_state.block_ids = list(table)
+        self._note_admission(state)
+        if num_external_tokens:
+            self._loads.plan(state, restored_tokens, frozenset(after), now_s)
+
+    def request_finished_all_groups(
+        self, request: EngineRequest, block_ids: BlockTable, now_s: float
+    ) -> None:
+        """Plan the last stores of a request; its blocks may be freed at once, the fences stay.
+
+        Comes exactly once, in any phase: also for requests that were never scheduled, are being loaded or
+        wait after a preemption.
+        """
+        state = self._requests.pop(request.request_id, None)
+        # The blocks of an open load hold nothing yet.
+        if state is None or state.load_job is not None or not any(block_ids):
+            return
+        state.request = request
+        for group_state, table in zip(state.groups, block_ids, strict=True):
+            group_state.block_ids = list(table)
+        self._stores.plan(state, request.num_computed_tokens - request.num_in_flight_tokens, now_s)
+
+    # -- a step ---------------------------------------------------------------------------------
+
+    def build_connector_meta(self, step: EngineStep, now_s: float) -> OffloadingConnectorMetadata:
+        """Hand over what was planned, after the chunks that this step completes became stores."""
+        self._pace.step_began(step.total_num_scheduled_tokens, now_s)
+        for request_id in step.preempted_req_ids or ():
+            if (state := self._requests.get(request_id)) is not None:
+                self._flush |= state.transfer_jobs - {state.load_job}
+        for copy in step.kv_cache_block_copies or ():
+            self._flush |= self._jobs.fences.conflicts((copy.dst_block_id,))
+        self._note_new_blocks(step)
+        for request_id, token_count in step.num_scheduled_tokens.items():
+            if (state := self._requests.get(request_id)) is not None:
+                self._stores.plan(state, state.request.num_computed_tokens + token_count, now_s)
+        flush, self._flush = self._flush, set()
+        jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
+        return OffloadingConnectorMetadata(self._manager.generation, self._jobs.send(), jobs_to_flush)
+
+    def update_connector_output(self, answers: OffloadingWorkerMetadata | None, now_s: float) -> None:
+        """Take in what the ranks answered; answers for jobs that are closed change nothing."""
+        self._pace.step_ended(now_s)
+        if answers is None:
+            return
+        self._reached.update(answers.generations)
+        if answers.pools:
+            self._note_pools(answers.pools)
+        for (job_id, hop_index), results in answers.results.items():
+            status = self._jobs.get(job_id)
+            if status is not None and status.answer(hop_index, results):
+                self._end_job(status)
+
+    # -- the rest of the engine's hooks ---------------------------------------------------------
+
+    def take_events(self) -> list[OffloadingEvent]:
+        """Hand out what became ready or left since the last call."""
+        return self._manager.take_events()
+
+    def reset_cache(self) -> bool:
+        """Forget everything and begin a new generation, never freeing under a copy.
+
+        Requests that own blocks keep computing with them, but what they hold is of before the reset and
+        is not stored.
+        """
+        self._manager.reset()
+        for state in self._requests.values():
+            state.memo = None
+            state.stale = any(group.block_ids for group in state.groups)
+        return True
+
+    def has_pending_push_work(self, now_s: float) -> bool:
+        """Say whether an idle engine must go on stepping: a copy is open or a reset unacknowledged.
+
+        A job that is long overdue is left out, or a wedged copy would spin a core for ever.
+        """
+        overdue_s = self._config.transfer_deadline_s + QUARANTINE_S
+        if any(now_s - status.planned_at_s < overdue_s for status in self._jobs):
+            return True
+        return any(generation < self._manager.generation for generation in self._reached.values())
+
+    def metrics(self) -> MetricsDelta:
+        """Add the gauges of this moment to what was counted."""
+        slot_bytes = self._stores.slot_bytes
+        budget_slots = min((pool.slot_count for pool in self._pools.values()), default=0)
+        gauges = {
+            "pool_budget_bytes": budget_slots * slot_bytes,
+            "pool_capacity_bytes": self._manager.capacity * slot_bytes,
+            "pool_used_bytes": self._manager.used_count * slot_bytes,
+            "pool_pinned_bytes": self._manager.pinned_count * slot_bytes,
+            "open_store_bytes": self._jobs.store_chunk_count * slot_bytes,
+        }
+        for name, value in gauges.items():
+            self._metrics.set(name, value)
+        stores = sum(status.job.direction is Direction.STORE for status in self._jobs)
+        self._metrics.set("open_jobs", stores, Direction.STORE.value)
+        self._metrics.set("open_jobs", len(self._jobs) - stores, Direction.LOAD.value)
+        return self._metrics
+
+    def check_invariants(self) -> None:
+        """Check the books; see ``OffloadingManager.check_invariants``."""
+        self._jobs.check_invariants()
+        self._loads.check_invariants()
+        self._manager.check_invariants(idle=not len(self._jobs))
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _state_of(self, request: EngineRequest) -> RequestOffloadState:
+        state = self._requests.get(request.request_id)
+        if state is None:
+            state = RequestOffloadState(request, [GroupOffloadState() for _ in self._geometry.groups])
+            self._requests[request.request_id] = state
+        return state
+
+    def _may_wait(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> bool:
+        if state.deferred_since_s is None:
+            state.deferred_since_s = now_s
+        limit_s = self._config.defer_limit_s
+        recompute_s = self._pace.seconds_for(state.request.num_tokens - computed_tokens)
+        if recompute_s is not None:
+            limit_s = min(limit_s, recompute_s)
+        return now_s - state.deferred_since_s < limit_s
+
+    def _note_admission(self, state: RequestOffloadState) -> None:
+        """Refresh the whole prefix, once an admission: a second call brings blocks after a load."""
+        if not state.being_admitted:
+            return
+        state.being_admitted = False
+        state.deferred_since_s = None
+        self._metrics.add("queried_tokens", state.request.num_tokens - state.local_tokens)
+        for group in self._geometry.groups:
+            chunk_count = len(state.request.block_hashes) // group.hashes_per_chunk
+            self._manager.touch(group.run(state.request.block_hashes, 0, chunk_count), state.context)
+
+    def _note_new_blocks(self, step: EngineStep) -> None:
+        """Check blocks given to running requests; those of admitted ones came with the admission."""
+        cached = step.scheduled_cached_reqs
+        for request_id, new_block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
+            if new_block_ids is None or request_id in cached.resumed_req_ids:
+                continue
+            for block_ids in new_block_ids:
+                self._flush |= self._jobs.fences.conflicts(block_ids)
+            if (state := self._requests.get(request_id)) is not None:
+                state.append_blocks(new_block_ids)
+
+    def _note_pools(self, pools: dict[int, PoolReport]) -> None:
+        self._pools.update(pools)
+        if len(self._pools) == self._config.rank_count:
+            self._stores.slot_bytes = sum(pool.slot_bytes for pool in self._pools.values())
+            self._manager.grow(min(pool.ready_slots for pool in self._pools.values()))
+
+    def _end_job(self, status: TransferJobStatus) -> None:
+        self._jobs.close(status)
+        if status.job.direction is Direction.LOAD:
+            self._loads.ended(status)
+            return
+        for chunks in status.held:
+            self._manager.complete_store(
+                chunks.run, chunks.spec, status.owner.context, success=not status.failed
+            )

@@ -1,0 +1,114 @@
+"""What is fixed at start, and what is known of each request.
+
+The owner of per-request state keeps it here, in its own table; nothing is hung on the engine's objects.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvtide.geometry import KVGeometry
+from kvtide.jobs import JobId, ReqContext
+from kvtide.manager.base import Refusal
+from kvtide.scheduler.engine import EngineRequest
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerOffloadConfig:
+    """Geometry and limits, fixed at start.
+
+    Attributes:
+        geometry: Groups, blocks and chunks.
+        offload_prompt_only: Leave out what was generated.
+        defer_limit_s: Longest wait for somebody else's copy.
+        transfer_deadline_s: A copy that has not begun by then is given up.
+        store_queue_bytes: Bytes of stores that may be open at once.
+        with_events: Whether anyone listens to KV events.
+    """
+
+    geometry: KVGeometry
+    offload_prompt_only: bool = False
+    defer_limit_s: float = 2.0
+    transfer_deadline_s: float = 30.0
+    store_queue_bytes: int = 1 << 30
+    with_events: bool = False
+
+    @property
+    def rank_count(self) -> int:
+        """Ranks that answer each job."""
+        return self.geometry.shard_count
+
+
+@dataclass(slots=True)
+class GroupOffloadState:
+    """One group of one request.
+
+    Attributes:
+        block_ids: The group's block table, as allocated.
+        next_stored_chunk_idx: Chunks below it were offered for storing since the last admission.
+        num_hit_chunks: Chunks that the last load brought or is bringing.
+    """
+
+    block_ids: list[int] = field(default_factory=list)
+    next_stored_chunk_idx: int = 0
+    num_hit_chunks: int = 0
+
+
+@dataclass(slots=True)
+class LookupMemo:
+    """An answer and what it depended on; asked again unchanged, it is given again."""
+
+    computed_tokens: int
+    hash_count: int
+    residency_epoch: int
+    restored_tokens: int
+    later: bool
+
+
+@dataclass(slots=True)
+class RequestOffloadState:
+    """Beside one request of the engine.
+
+    Attributes:
+        request: The engine's own object.
+        groups: Per KV cache group.
+        local_tokens: The engine's own hit, as it was last told to us.
+        transfer_jobs: Open jobs of this request.
+        load_job: The open load, if any.
+        barred_from_chunk: Chunks from here on are not offered again: their load has failed.
+        deferred_since_s: When the present wait began.
+        refused: Why a store was refused, and the epoch it waits to see the end of.
+        being_admitted: The engine has asked and not yet told us of blocks.
+        stale: The blocks hold KV of before a reset, which must not be stored.
+        memo: The last lookup.
+    """
+
+    request: EngineRequest
+    groups: list[GroupOffloadState]
+    local_tokens: int = 0
+    transfer_jobs: set[JobId] = field(default_factory=set)
+    load_job: JobId | None = None
+    barred_from_chunk: int | None = None
+    deferred_since_s: float | None = None
+    refused: tuple[Refusal, int] | None = None
+    being_admitted: bool = False
+    stale: bool = False
+    memo: LookupMemo | None = None
+
+    @property
+    def context(self) -> ReqContext:
+        """Name the request to the primitives."""
+        return ReqContext(self.request.request_id, self.request.kv_transfer_params)
+
+    def begin_admission(self, local_tokens: int) -> None:
+        """Note that the engine asks on behalf of a request that owns no blocks."""
+        self.local_tokens = local_tokens
+        self.being_admitted = True
+        self.stale = False
+        for group in self.groups:
+            group.block_ids = []
+            group.next_stored_chunk_idx = 0
+
+    def append_blocks(self, new_block_ids: Sequence[Sequence[int]]) -> None:
+        """Note blocks that a running request was given."""
+        for group, block_ids in zip(self.groups, new_block_ids, strict=False):
+            group.block_ids.extend(block_ids)

@@ -1,0 +1,115 @@
+"""Which chunks of a request become a store now.
+
+Turns "so many tokens are computed" into jobs: chunks that are whole and whose hash is known, offered once
+in prefix order. What was refused for want of room is offered again only after something made room.
+"""
+
+from kvtide.events import ChunkContent
+from kvtide.geometry import GroupGeometry
+from kvtide.jobs import Direction, GPULoadStoreSpec, Hop
+from kvtide.keys import ChunkRun
+from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
+from kvtide.metrics import MetricsDelta
+from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
+from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
+
+
+class StorePlanner:
+    """Plans stores into ``jobs``.
+
+    Attributes:
+        slot_bytes: Of one slot, all ranks together; 0 until a pool was reported. Bounds the queue.
+    """
+
+    def __init__(
+        self,
+        config: SchedulerOffloadConfig,
+        manager: OffloadingManager,
+        jobs: OpenJobs,
+        metrics: MetricsDelta,
+    ) -> None:
+        self._config = config
+        self._manager = manager
+        self._jobs = jobs
+        self._metrics = metrics
+        self.slot_bytes = 0
+
+    def plan(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> None:
+        """Offer what is whole by ``computed_tokens`` and was not offered since the last admission."""
+        if state.stale:
+            return
+        request = state.request
+        if self._config.offload_prompt_only:
+            computed_tokens = min(computed_tokens, request.num_prompt_tokens)
+        for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
+            # Tokens without a hash are guesses of a drafter or not sampled yet.
+            hashed = len(request.block_hashes) // group.hashes_per_chunk
+            chunk_count = min(group.full_chunks(computed_tokens), hashed)
+            if chunk_count > group_state.next_stored_chunk_idx and not self._still_refused(state):
+                self._offer(state, group_state, group, chunk_count, now_s)
+
+    def _offer(
+        self,
+        state: RequestOffloadState,
+        group_state: GroupOffloadState,
+        group: GroupGeometry,
+        chunk_count: int,
+        now_s: float,
+    ) -> None:
+        # From the first chunk on, whatever was offered before: a parent may have been evicted since, and
+        # a chunk without it could not be read.
+        run = group.run(state.request.block_hashes, 0, chunk_count)
+        self._manager.touch(run, state.context)
+        output = self._manager.prepare_store(run, state.context, self._queue_room())
+        group_state.next_stored_chunk_idx = chunk_count
+        state.refused = None
+        if output.refusal is not None:
+            self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
+            if output.refusal is not Refusal.BELOW_THRESHOLD:
+                group_state.next_stored_chunk_idx -= output.refused_count
+                state.refused = (output.refusal, self._epoch(output.refusal))
+        if output.keys_to_store:
+            self._open(state, group_state, group, output, now_s)
+
+    def _open(
+        self,
+        state: RequestOffloadState,
+        group_state: GroupOffloadState,
+        group: GroupGeometry,
+        output: PrepareStoreOutput,
+        now_s: float,
+    ) -> None:
+        run = output.keys_to_store
+        first = run.start * group.blocks_per_chunk
+        block_ids = tuple(group_state.block_ids[first : run.stop * group.blocks_per_chunk])
+        if self._config.with_events:
+            self._manager.describe(output.store_spec, _content(state, run, group))
+        device = GPULoadStoreSpec(block_ids, (len(block_ids),), (first,))
+        self._jobs.plan(
+            state,
+            self._manager.generation,
+            Direction.STORE,
+            (Hop(device, output.store_spec),),
+            (HeldChunks(run, output.store_spec),),
+            now_s,
+        )
+
+    def _still_refused(self, state: RequestOffloadState) -> bool:
+        return state.refused is not None and self._epoch(state.refused[0]) == state.refused[1]
+
+    def _epoch(self, refusal: Refusal) -> int:
+        """Count what may end a refusal of this kind."""
+        return self._jobs.closed_count if refusal is Refusal.QUEUE_FULL else self._manager.room_epoch
+
+    def _queue_room(self) -> int | None:
+        if not self.slot_bytes:
+            return None
+        return max(0, self._config.store_queue_bytes // self.slot_bytes - self._jobs.store_chunk_count)
+
+
+def _content(state: RequestOffloadState, run: ChunkRun, group: GroupGeometry) -> ChunkContent:
+    tokens = state.request.all_token_ids[
+        run.start * group.tokens_per_chunk : run.stop * group.tokens_per_chunk
+    ]
+    lora = state.request.lora_request
+    return ChunkContent(tuple(tokens), lora.lora_name if lora is not None else None)
