@@ -50,6 +50,7 @@ class OffloadingConnectorScheduler:
         self._pace = RecomputePace()
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
+        self._gauges: dict[tuple[str, str], int] = {}
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -183,21 +184,23 @@ class OffloadingConnectorScheduler:
         return any(generation < self._manager.generation for generation in self._reached.values())
 
     def metrics(self) -> MetricsDelta:
-        """Add the gauges of this moment to what was counted."""
+        """Add the gauges that have changed to what was counted."""
         slot_bytes = self._stores.slot_bytes
         budget_slots = min((pool.slot_count for pool in self._pools.values()), default=0)
-        gauges = {
-            "pool_budget_bytes": budget_slots * slot_bytes,
-            "pool_capacity_bytes": self._manager.capacity * slot_bytes,
-            "pool_used_bytes": self._manager.used_count * slot_bytes,
-            "pool_pinned_bytes": self._manager.pinned_count * slot_bytes,
-            "open_store_bytes": self._jobs.store_chunk_count * slot_bytes,
-        }
-        for name, value in gauges.items():
-            self._metrics.set(name, value)
         stores = sum(status.job.direction is Direction.STORE for status in self._jobs)
-        self._metrics.set("open_jobs", stores, Direction.STORE.value)
-        self._metrics.set("open_jobs", len(self._jobs) - stores, Direction.LOAD.value)
+        gauges = {
+            ("pool_budget_bytes", ""): budget_slots * slot_bytes,
+            ("pool_capacity_bytes", ""): self._manager.capacity * slot_bytes,
+            ("pool_used_bytes", ""): self._manager.used_count * slot_bytes,
+            ("pool_pinned_bytes", ""): self._manager.pinned_count * slot_bytes,
+            ("open_store_bytes", ""): self._jobs.store_chunk_count * slot_bytes,
+            ("open_jobs", Direction.STORE.value): stores,
+            ("open_jobs", Direction.LOAD.value): len(self._jobs) - stores,
+        }
+        for (name, label), value in gauges.items():
+            if self._gauges.get((name, label)) != value:
+                self._metrics.set(name, value, label)
+        self._gauges = gauges
         return self._metrics
 
     def check_invariants(self) -> None:

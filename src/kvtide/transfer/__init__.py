@@ -1,0 +1,1 @@
+"""Moving bytes between device blocks and the host pool; never imports vLLM."""

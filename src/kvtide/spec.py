@@ -1,0 +1,140 @@
+"""From settings to objects: the one place that knows every name.
+
+``OffloadingSpec`` makes the manager and the scheduler half in the scheduler process, and the worker half
+in each rank. It refuses a wrong setting by name before anything is allocated.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from kvtide.config import KVTideConfig, hint_of
+from kvtide.errors import ConfigError
+from kvtide.geometry import KVGeometry
+from kvtide.jobs import Direction
+from kvtide.manager.cpu import CPUOffloadingManager
+from kvtide.manager.reuse import ReuseFilter
+from kvtide.metrics import MetricsDelta
+from kvtide.policies import EvictionPolicy, LRUPolicy
+from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
+from kvtide.scheduler.state import SchedulerOffloadConfig
+from kvtide.transfer.devices import CPUCopier, DeviceCopier
+from kvtide.transfer.engine import OffloadingWorker
+from kvtide.transfer.handler import HostPlace, SingleDirectionOffloadingHandler
+from kvtide.transfer.memory import available_host_bytes, check_budget
+from kvtide.transfer.pool import HostPool
+from kvtide.transfer.region import GroupRegions, group_regions, layer_views, slot_bytes_of
+from kvtide.transfer.self_test import round_trip
+
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRUPolicy}
+
+COPIERS: dict[str, Callable[[Direction], DeviceCopier]] = {
+    "cpu": lambda direction: CPUCopier(direction.value)
+}
+"""By type of device."""
+
+
+class OffloadingSpec:
+    """What was asked for, ready to be built.
+
+    Args:
+        config: Checked settings.
+        copiers: Who copies, by type of device; replaced in tests.
+
+    Raises:
+        ConfigError: A name nobody knows.
+    """
+
+    def __init__(
+        self,
+        config: KVTideConfig,
+        copiers: Mapping[str, Callable[[Direction], DeviceCopier]] | None = None,
+    ) -> None:
+        if config.eviction_policy not in POLICIES:
+            raise ConfigError("eviction_policy", config.eviction_policy, hint_of("eviction_policy"))
+        self.config = config
+        self._copiers = COPIERS if copiers is None else copiers
+
+    def scheduler(
+        self, geometry: KVGeometry, metrics: MetricsDelta, with_events: bool
+    ) -> OffloadingConnectorScheduler:
+        """Build the scheduler half. Its pool is empty until ranks report theirs."""
+        config = self.config
+        manager = CPUOffloadingManager(
+            POLICIES[config.eviction_policy](),
+            ReuseFilter(config.store_threshold, config.store_filter_entries),
+            metrics,
+            with_events,
+        )
+        limits = SchedulerOffloadConfig(
+            geometry,
+            config.offload_prompt_only,
+            config.defer_limit_s,
+            config.transfer_deadline_s,
+            config.store_queue,
+            with_events,
+        )
+        return OffloadingConnectorScheduler(limits, manager, metrics)
+
+    def worker(
+        self,
+        rank: int,
+        geometry: KVGeometry,
+        kv_caches: Mapping[str, torch.Tensor],
+        group_layers: Sequence[Sequence[str]],
+        num_blocks: int,
+        metrics: MetricsDelta,
+    ) -> OffloadingWorker:
+        """Build one rank's worker half over the tensors that the engine has allocated.
+
+        Raises:
+            ConfigError: The budget does not fit this machine, or holds no chunk.
+            LayoutError: Tensors of a shape nobody has verified, or a device without a copier.
+        """
+        groups = [
+            group_regions(layer_views(kv_caches, names, num_blocks), group.blocks_per_chunk)
+            for names, group in zip(group_layers, geometry.groups, strict=True)
+        ]
+        device = next(iter(kv_caches.values())).device.type
+        if device not in self._copiers:
+            raise ConfigError("device", device, f"kvtide copies on: {', '.join(self._copiers)}")
+        slot_count = self._slot_count(groups, geometry.shard_count)
+        pool = HostPool(slot_count, slot_bytes_of(groups), self.config.prefault)
+        handlers = {
+            direction: SingleDirectionOffloadingHandler(
+                direction, groups, HostPlace.of(pool), self._copiers[device](direction)
+            )
+            for direction in Direction
+        }
+        store, load = handlers[Direction.STORE], handlers[Direction.LOAD]
+        if self.config.self_test:
+            chunk_blocks = geometry.groups[0].blocks_per_chunk
+            round_trip(kv_caches, group_layers, num_blocks, chunk_blocks, store, load)
+        return OffloadingWorker(rank, pool, store, load, metrics, self.config.flush_limit_s)
+
+    def check_budget(self, device: str, kv_bytes: int) -> None:
+        """Refuse a budget that cannot fit, before anything of it is taken.
+
+        Args:
+            device: Type of the engine's device.
+            kv_bytes: Of its KV cache, which on the CPU backend comes from the same memory.
+        """
+        reserved = kv_bytes if device == "cpu" else 0
+        check_budget(self.config.host_memory, reserved, available_host_bytes())
+
+    def _slot_count(self, groups: Sequence[GroupRegions], rank_count: int) -> int:
+        slot_bytes = slot_bytes_of(groups)
+        page_bytes = os.sysconf("SC_PAGE_SIZE")
+        # The mapping is whole pages: what the last one wastes belongs to the budget too.
+        share = self.config.host_memory // rank_count // page_bytes * page_bytes
+        slot_count = share // slot_bytes
+        if slot_count < 1:
+            least = -(-slot_bytes // page_bytes) * page_bytes * rank_count
+            raise ConfigError(
+                "host_memory",
+                int(self.config.host_memory),
+                f"holds 0 chunks: one takes {slot_bytes} bytes on each of {rank_count} ranks;"
+                f" give at least {least} bytes",
+            )
+        return slot_count

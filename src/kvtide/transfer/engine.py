@@ -1,0 +1,216 @@
+"""The worker half of a step: jobs in, copies under way, results out.
+
+Knows jobs, the order in which they may begin, and time. Does not know keys or requests beyond the id
+under which a load is reported. Never raises for what a copy did: a failure is a result.
+"""
+
+import logging
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from kvtide.jobs import (
+    Direction,
+    HopKey,
+    HopResult,
+    JobId,
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+    PoolReport,
+    TransferJob,
+)
+from kvtide.metrics import MetricsDelta
+from kvtide.transfer.devices import CopyOutcome
+from kvtide.transfer.handler import SingleDirectionOffloadingHandler
+from kvtide.transfer.pool import HostPool
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(slots=True)
+class LoadResults:
+    """Requests whose load has ended, and those among them whose load has failed."""
+
+    finished: set[str] = field(default_factory=set)
+    failed: set[str] = field(default_factory=set)
+
+
+class OffloadingWorker:
+    """One rank's lanes.
+
+    Args:
+        rank: For its answers.
+        pool: The rank's host pool.
+        store: Device to host.
+        load: Host to device.
+        metrics: Where to count.
+        flush_limit_s: How long a step may wait for a store before it is cancelled.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        pool: HostPool,
+        store: SingleDirectionOffloadingHandler,
+        load: SingleDirectionOffloadingHandler,
+        metrics: MetricsDelta,
+        flush_limit_s: float,
+    ) -> None:
+        self._rank = rank
+        self._pool = pool
+        self._handlers = {Direction.STORE: store, Direction.LOAD: load}
+        self._metrics = metrics
+        self._flush_limit_s = flush_limit_s
+        self._open: dict[JobId, TransferJob] = {}
+        self._deferred: list[TransferJob] = []  # stores whose forward has not ended yet
+        self._parked: list[TransferJob] = []  # loads behind a copy that still touches their blocks
+        self._void: set[JobId] = set()  # end as failed, whatever their copy did
+        self._answers: dict[HopKey, HopResult] = {}
+        self._loads = LoadResults()
+        self._generation = 0
+        self._generation_news: int | None = None
+        self._reported: PoolReport | None = None
+        self._begun: OffloadingConnectorMetadata | None = None
+
+    # -- a step, in the engine's order ------------------------------------------------------------
+
+    def begin_step(self, step: OffloadingConnectorMetadata) -> None:
+        """Before the forward: stores of the last step go out, and what must not be overwritten is waited for.
+
+        Called again with the same step, it has no effect.
+        """
+        if self._begun is step:
+            return
+        self._begun = step
+        self._note_generation(step.generation)
+        ready, self._deferred = self._deferred, []
+        for job in step.jobs:
+            self._open[job.job_id] = job
+            if job.direction is Direction.STORE:
+                # A store that is to be flushed at once was planned when its request finished: the
+                # forward that wrote its blocks is over.
+                (ready if job.job_id in step.jobs_to_flush else self._deferred).append(job)
+        for job in ready:
+            self._submit(job)
+        if step.jobs_to_flush:
+            self._flush(step.jobs_to_flush)
+
+    def start_loads(self, step: OffloadingConnectorMetadata) -> None:
+        """Begin the loads of this step; one whose blocks are still read waits for that copy alone."""
+        self.begin_step(step)
+        for job in step.jobs:
+            if job.direction is Direction.LOAD and job.job_id in self._open:
+                self._parked.append(job)
+        self._unpark()
+
+    def forward_ended(self) -> None:
+        """After the forward of a step, target and draft."""
+        for handler in self._handlers.values():
+            handler.forward_ended()
+
+    def take_results(self) -> LoadResults:
+        """Collect what ended, and begin what waited for it."""
+        for direction, handler in self._handlers.items():
+            for outcome in handler.get_finished():
+                self._note_outcome(direction, outcome)
+        self._unpark()
+        results, self._loads = self._loads, LoadResults()
+        return results
+
+    def take_answers(self) -> OffloadingWorkerMetadata | None:
+        """Hand out what the scheduler side has to know; None when there is no news."""
+        report = PoolReport(self._pool.ready_slots, self._pool.slot_count, self._pool.slot_bytes)
+        answers = OffloadingWorkerMetadata(
+            {key: {self._rank: result} for key, result in self._answers.items()},
+            {} if report == self._reported else {self._rank: report},
+            {} if self._generation_news is None else {self._rank: self._generation_news},
+        )
+        self._answers, self._reported, self._generation_news = {}, report, None
+        if answers.results or answers.pools or answers.generations:
+            return answers
+        return None
+
+    def close(self) -> None:
+        """End every copy; no byte is written after it returns."""
+        for handler in self._handlers.values():
+            handler.close()
+        self._pool.close()
+
+    # -- inside -----------------------------------------------------------------------------------
+
+    def _note_generation(self, generation: int) -> None:
+        if generation == self._generation:
+            return
+        self._generation = self._generation_news = generation
+        # What an open load brings is of before the reset: the request has to compute instead.
+        for job in self._open.values():
+            if job.direction is Direction.LOAD:
+                self._void.add(job.job_id)
+        self._handlers[Direction.LOAD].cancel(self._void)
+
+    def _submit(self, job: TransferJob) -> None:
+        if not job.hops or job.job_id in self._void:
+            self._end(job, success=False)
+            return
+        try:
+            self._handlers[job.direction].transfer_async(job.job_id, job.hops[0], job.deadline_s)
+        except ValueError:
+            logger.exception("job %d cannot be copied; it is answered as failed", job.job_id)
+            self._end(job, success=False)
+
+    def _unpark(self) -> None:
+        if not self._parked:
+            return
+        parked, self._parked = self._parked, []
+        for job in parked:
+            if job.job_id not in self._void and any(other in self._open for other in job.after):
+                self._parked.append(job)
+            else:
+                self._submit(job)
+
+    def _flush(self, job_ids: Iterable[JobId]) -> None:
+        """Wait for copies whose blocks the coming forward reuses; cancel those that take too long."""
+        began_s = time.monotonic()
+        flushed = [job_id for job_id in job_ids if job_id in self._open]
+        # A load that has not begun must not begin in blocks that belong to somebody else now.
+        for job in [job for job in self._parked if job.job_id in flushed]:
+            self._parked.remove(job)
+            flushed.remove(job.job_id)
+            self._end(job, success=False)
+        self._metrics.add("flushed_stores", len(flushed))
+        for direction, handler in self._handlers.items():
+            waited = {job_id for job_id in flushed if self._open[job_id].direction is direction}
+            if not waited or handler.wait(waited, self._flush_limit_s):
+                continue
+            self._void |= waited
+            handler.cancel(waited)
+            while not handler.wait(waited, self._flush_limit_s):
+                if direction is Direction.STORE:
+                    # It only reads: what it has read is void, and its slots stay taken until it ends.
+                    logger.error(
+                        "stores %s do not end when cancelled; their slots stay taken", sorted(waited)
+                    )
+                    break
+                # It writes: nobody else may have these blocks before it has stopped.
+                logger.error("loads %s do not end when cancelled; the step waits", sorted(waited))
+        self._metrics.add("flush_seconds", time.monotonic() - began_s)
+
+    def _note_outcome(self, direction: Direction, outcome: CopyOutcome) -> None:
+        job = self._open.get(outcome.job_id)
+        if job is None:
+            return
+        self._metrics.add("transfer_bytes", outcome.byte_count, direction.value)
+        self._metrics.add("transfer_seconds", outcome.copy_s, direction.value)
+        self._metrics.observe("transfer_latency_seconds", outcome.latency_s, direction.value)
+        self._end(job, outcome.success and job.job_id not in self._void)
+
+    def _end(self, job: TransferJob, success: bool) -> None:
+        del self._open[job.job_id]
+        self._void.discard(job.job_id)
+        name = "transfers" if success else "transfer_failures"
+        self._metrics.add(name, 1, job.direction.value)
+        self._answers[job.job_id, 0] = HopResult.DONE if success else HopResult.FAILED
+        if job.direction is Direction.LOAD:
+            self._loads.finished.add(job.request_id)
+            if not success:
+                self._loads.failed.add(job.request_id)

@@ -1,0 +1,80 @@
+"""vLLM's description of its KV cache, translated; what nobody has verified is refused by name.
+
+Reads ``VllmConfig`` and ``KVCacheConfig``; the tensors themselves are looked at in
+``kvtide.transfer.region``.
+"""
+
+from typing import TYPE_CHECKING
+
+from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+
+from kvtide.errors import ConfigError, LayoutError
+from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+DENSE_LAYOUT = "BLHNC"
+"""One block of all layers is one piece: the cheapest speed there is."""
+
+
+def refuse_unverified(vllm_config: "VllmConfig") -> None:
+    """Refuse what this release was not verified with, before memory is taken for it.
+
+    Raises:
+        ConfigError: Names vLLM's own option, its value and what would do.
+    """
+    parallel = vllm_config.parallel_config
+    transfer = vllm_config.kv_transfer_config
+    checks = (
+        ("tensor_parallel_size", parallel.tensor_parallel_size, 1),
+        ("pipeline_parallel_size", parallel.pipeline_parallel_size, 1),
+        ("decode_context_parallel_size", parallel.decode_context_parallel_size, 1),
+        ("prefill_context_parallel_size", getattr(parallel, "prefill_context_parallel_size", 1), 1),
+        ("enable_sleep_mode", bool(vllm_config.model_config.enable_sleep_mode), False),
+        ("kv_role", transfer.kv_role if transfer is not None else None, "kv_both"),
+    )
+    for name, value, verified in checks:
+        if value != verified:
+            raise ConfigError(name, value, f"this kvtide is verified with {verified!r} only")
+    if vllm_config.speculative_config is not None:
+        method = vllm_config.speculative_config.method
+        raise ConfigError(
+            "speculative_config", method, "this kvtide is verified without speculative decoding only"
+        )
+
+
+def required_layout(vllm_config: "VllmConfig") -> str | None:
+    """Name the layout to ask for; None where vLLM offers no choice (its CPU backend reads one only)."""
+    return None if vllm_config.device_config.device_type == "cpu" else DENSE_LAYOUT
+
+
+def geometry_of(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", blocks_per_chunk: int
+) -> KVGeometry:
+    """Translate vLLM's groups.
+
+    Raises:
+        LayoutError: A group of a kind that is not verified; names it.
+    """
+    groups = kv_cache_config.kv_cache_groups
+    kinds = [get_kv_cache_spec_kind(group.kv_cache_spec).value for group in groups]
+    if kinds != [GroupKind.FULL_ATTENTION.value] or groups[0].is_eagle_group:
+        drafts = " (of a drafter)" if any(group.is_eagle_group for group in groups) else ""
+        raise LayoutError(
+            f"this model has {len(groups)} KV cache groups: {', '.join(kinds)}{drafts}; this kvtide is"
+            " verified with one group of full_attention only. Serve the model without kvtide"
+        )
+    if not kv_cache_config.prefix_cacheable_group_ids:
+        raise LayoutError("this model's KV cache group cannot be cached by prefix. Serve it without kvtide")
+    tokens_per_block = groups[0].kv_cache_spec.block_size
+    tokens_per_hash = kv_cache_config.hash_block_size or tokens_per_block
+    group = GroupGeometry(0, GroupKind.FULL_ATTENTION, tokens_per_block, blocks_per_chunk, tokens_per_hash)
+    return KVGeometry((group,), shard_count=vllm_config.parallel_config.world_size)
+
+
+def kv_bytes_of(kv_cache_config: "KVCacheConfig") -> int:
+    """Bytes of the engine's own KV cache on one rank."""
+    # All tensors are views of one backing buffer and share its size.
+    return max((tensor.size for tensor in kv_cache_config.kv_cache_tensors), default=0)
