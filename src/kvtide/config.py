@@ -9,15 +9,21 @@ machine: whether a budget fits is asked in ``kvtide.transfer.memory``.
 import difflib
 import logging
 from collections.abc import Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from kvtide.errors import ConfigError
 
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "KVTIDE_"
+
+COMMAND_LINE = "command line"
+EXTRA_CONFIG = "kv_connector_extra_config"
+ENVIRONMENT = "environment"
+DEFAULT = "default"
 
 SIZE_HINT = "give a size such as 8GiB, 512MiB or a number of bytes"
 
@@ -36,7 +42,7 @@ class KVTideConfig(BaseModel):
         default=1,
         ge=1,
         le=1024,
-        description="Engine blocks that are offloaded as one. More means fewer, larger copies and coarser hits.",
+        description="Engine blocks that are offloaded as one. More: fewer, larger copies, coarser hits.",
         json_schema_extra={"hint": "give a whole number from 1 to 1024"},
     )
     offload_prompt_only: bool = Field(
@@ -58,7 +64,7 @@ class KVTideConfig(BaseModel):
         description="Chunks whose offers are counted for store_threshold; the longest unseen is forgotten.",
         json_schema_extra={"hint": "give a whole number from 1 to 16777216"},
     )
-    eviction_policy: str = Field(
+    eviction_policy: Literal["lru"] = Field(
         default="lru",
         description="Which chunk leaves when the pool is full. A chunk never leaves before what extends it.",
         json_schema_extra={"hint": "known policies: lru"},
@@ -73,7 +79,7 @@ class KVTideConfig(BaseModel):
         default=2.0,
         ge=0,
         le=600,
-        description="How long a request may wait for a prefix that another one is bringing; then it computes.",
+        description="How long a request may wait for a prefix another one is bringing; then it computes.",
         json_schema_extra={"hint": "give seconds from 0 to 600"},
     )
     transfer_deadline_s: float = Field(
@@ -87,7 +93,7 @@ class KVTideConfig(BaseModel):
         default=0.25,
         gt=0,
         le=60,
-        description="How long a step may wait for a store whose blocks are needed; then the store is cancelled.",
+        description="How long a step may wait for a store whose blocks are needed; then it is cancelled.",
         json_schema_extra={"hint": "give seconds above 0, up to 60"},
     )
     prefault: bool = Field(
@@ -108,6 +114,21 @@ def hint_of(setting: str) -> str:
     return str(extra["hint"]) if isinstance(extra, dict) else ""
 
 
+@dataclass(frozen=True, slots=True)
+class Resolved:
+    """Settings, and where each of them came from.
+
+    Attributes:
+        config: The checked settings.
+        origins: For every setting COMMAND_LINE, EXTRA_CONFIG, ENVIRONMENT or DEFAULT.
+        given: What was written there, unchanged, for every setting that is not a default.
+    """
+
+    config: KVTideConfig
+    origins: Mapping[str, str]
+    given: Mapping[str, Any]
+
+
 def load_config(
     command_line: Mapping[str, Any] | None = None,
     extra_config: Mapping[str, Any] | None = None,
@@ -118,35 +139,60 @@ def load_config(
     Raises:
         ConfigError: Unknown setting, wrong value, or none where one is needed; names it.
     """
+    return resolve(command_line, extra_config, environment).config
+
+
+def resolve(
+    command_line: Mapping[str, Any] | None = None,
+    extra_config: Mapping[str, Any] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Resolved:
+    """Do what ``load_config`` does, and remember where each value came from.
+
+    Raises:
+        ConfigError: As ``load_config``.
+    """
     from_environment = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in (environment or {}).items()
         if name.startswith(ENVIRONMENT_PREFIX)
     }
     merged: dict[str, Any] = {}
-    origins: dict[str, str] = {}
+    origins = dict.fromkeys(KVTideConfig.model_fields, DEFAULT)
     for source, settings in (
-        ("the command line", command_line or {}),
-        ("kv_connector_extra_config", extra_config or {}),
-        ("the environment", from_environment),
+        (COMMAND_LINE, command_line or {}),
+        (EXTRA_CONFIG, extra_config or {}),
+        (ENVIRONMENT, from_environment),
     ):
         for name, value in settings.items():
             if name not in KVTideConfig.model_fields:
                 raise _unknown(name, value, source)
             if name not in merged:
                 merged[name], origins[name] = value, source
-            elif str(merged[name]) != str(value):
+            elif not _same(name, merged[name], value):
                 logger.warning(
-                    "%s: %r from %s wins over %r from %s", name, merged[name], origins[name], value, source
+                    "%s: %r (%s) wins over %r (%s)", name, merged[name], origins[name], value, source
                 )
-    return _checked(merged)
+    return Resolved(_checked(merged), origins, merged)
+
+
+def _same(name: str, one: object, other: object) -> bool:
+    # "8GiB" and 8589934592 are no conflict.
+    kind: Any = KVTideConfig.model_fields[name].annotation
+    adapter = TypeAdapter(kind)
+    try:
+        return bool(adapter.validate_python(one) == adapter.validate_python(other))
+    except ValidationError:
+        return False
 
 
 def _unknown(name: str, value: object, source: str) -> ConfigError:
     close = difflib.get_close_matches(name, KVTideConfig.model_fields, n=1)
-    known = f"did you mean {close[0]}?" if close else f"known settings: {', '.join(KVTideConfig.model_fields)}"
-    shown = f"{ENVIRONMENT_PREFIX}{name.upper()}" if source == "the environment" else name
-    return ConfigError(shown, value, f"no such setting (from {source}); {known}")
+    known = (
+        f"did you mean {close[0]}?" if close else f"known settings: {', '.join(KVTideConfig.model_fields)}"
+    )
+    shown = f"{ENVIRONMENT_PREFIX}{name.upper()}" if source == ENVIRONMENT else name
+    return ConfigError(shown, value, f"no such setting (from the {source}); {known}")
 
 
 def _checked(merged: dict[str, Any]) -> KVTideConfig:

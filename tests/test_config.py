@@ -1,0 +1,212 @@
+"""Settings: what is taken, what is refused and with which words, and who wins."""
+
+import json
+import logging
+import math
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from kvtide.config import (
+    COMMAND_LINE,
+    DEFAULT,
+    ENVIRONMENT,
+    EXTRA_CONFIG,
+    KVTideConfig,
+    hint_of,
+    load_config,
+    resolve,
+)
+from kvtide.errors import ConfigError
+
+GIB = 1 << 30
+ENOUGH = {"host_memory": "8GiB"}
+
+WRONG: dict[str, list[Any]] = {
+    "host_memory": ["lots", "", "8 XiB", "0.5", 0, -1, "-1", 1.5, math.nan, True, False, None, [8], {}],
+    "blocks_per_chunk": [0, -1, 1025, 2.5, "2.5", "two", "", True, None, [1]],
+    "offload_prompt_only": ["maybe", 2, -1, "", None, [True]],
+    "store_threshold": [0, 65, "often", 1.5, True, None],
+    "store_filter_entries": [0, (1 << 24) + 1, "all", True, None],
+    "eviction_policy": ["mru", "", "LRU ", 3, True, None],
+    "store_queue": ["long", 0, -5, "0", True, None],
+    "defer_limit_s": [-0.1, 600.1, "2s", math.nan, "nan", math.inf, True, None],
+    "transfer_deadline_s": [0, -1, 3601, "soon", math.nan, True, None],
+    "flush_limit_s": [0, 60.5, "", math.inf, True, None],
+    "prefault": ["perhaps", 3, None],
+    "self_test": ["perhaps", 3, None],
+}
+LIMITS: dict[str, list[Any]] = {
+    "host_memory": [1, "1"],
+    "blocks_per_chunk": [1, 1024, "4"],
+    "offload_prompt_only": [True, False, "true", "no", "1"],
+    "store_threshold": [1, 64],
+    "store_filter_entries": [1, 1 << 24],
+    "eviction_policy": ["lru"],
+    "store_queue": [1, "1GiB"],
+    "defer_limit_s": [0, 600, "0.5"],
+    "transfer_deadline_s": [0.001, 3600],
+    "flush_limit_s": [0.001, 60],
+    "prefault": [True, False, "off"],
+    "self_test": [True, False, "off"],
+}
+
+
+def every(values: dict[str, list[Any]]) -> list[Any]:
+    return [pytest.param(name, one, id=f"{name}={one!r}") for name, ones in values.items() for one in ones]
+
+
+def test_the_lists_here_leave_no_setting_out() -> None:
+    assert list(WRONG) == list(LIMITS) == list(KVTideConfig.model_fields)
+
+
+@pytest.mark.parametrize(("name", "value"), every(WRONG))
+def test_a_wrong_value_is_refused_with_the_setting_the_value_and_what_would_do(name: str, value: Any) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(ENOUGH | {name: value})
+    assert caught.value.setting == name
+    assert caught.value.value is value
+    assert caught.value.hint.startswith(hint_of(name))
+    assert name in str(caught.value)
+    assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(("name", "value"), every(LIMITS))
+def test_what_the_hint_allows_is_taken_from_every_source(name: str, value: Any) -> None:
+    assert getattr(load_config(ENOUGH | {name: value}), name) is not None
+    assert getattr(load_config({}, json.loads(json.dumps(ENOUGH | {name: value}))), name) is not None
+    environment = {"KVTIDE_HOST_MEMORY": "8GiB", f"KVTIDE_{name.upper()}": str(value)}
+    assert getattr(load_config({}, {}, environment), name) == getattr(
+        load_config(ENOUGH | {name: value}), name
+    )
+
+
+@pytest.mark.parametrize("name", KVTideConfig.model_fields)
+def test_every_setting_says_what_would_do(name: str) -> None:
+    assert hint_of(name)
+    assert KVTideConfig.model_fields[name].description
+
+
+@pytest.mark.parametrize(
+    ("written", "size_bytes"),
+    [
+        ("8GiB", 8 * GIB),
+        ("8 GiB", 8 * GIB),
+        ("8gib", 8 * GIB),
+        ("512MiB", GIB // 2),
+        ("1.5GiB", 3 * GIB // 2),
+        ("8GB", 8 * 10**9),
+        ("8G", 8 * 10**9),
+        (8 * GIB, 8 * GIB),
+        (str(8 * GIB), 8 * GIB),
+        ("1B", 1),
+    ],
+)
+def test_a_size_is_read_in_bytes(written: str | int, size_bytes: int) -> None:
+    assert load_config({"host_memory": written}).host_memory == size_bytes
+
+
+@given(size_bytes=st.integers(1, 1 << 60))
+def test_any_number_of_bytes_is_taken_exactly_as_a_number_and_as_text(size_bytes: int) -> None:
+    assert load_config({"host_memory": size_bytes}).host_memory == size_bytes
+    assert load_config({"host_memory": str(size_bytes)}).host_memory == size_bytes
+
+
+def test_without_host_memory_it_is_asked_for() -> None:
+    with pytest.raises(ConfigError, match="host_memory = None: say how much host memory") as caught:
+        load_config({"blocks_per_chunk": 2})
+    assert "8GiB" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("sources", "shown", "suggestion"),
+    [
+        (({"host_memry": "8GiB"},), "host_memry", "did you mean host_memory?"),
+        (({}, {"block_per_chunk": 4}), "block_per_chunk", "did you mean blocks_per_chunk?"),
+        (({}, {}, {"KVTIDE_STORE_TRESHOLD": "2"}), "KVTIDE_STORE_TRESHOLD", "did you mean store_threshold?"),
+        (({"colour": "blue"},), "colour", "known settings: host_memory, blocks_per_chunk"),
+    ],
+)
+def test_an_unknown_setting_suggests_the_near_one(
+    sources: tuple[dict[str, Any], ...], shown: str, suggestion: str
+) -> None:
+    with pytest.raises(ConfigError, match="no such setting") as caught:
+        load_config(*sources)
+    assert caught.value.setting == shown
+    assert suggestion in caught.value.hint
+
+
+def test_other_environment_variables_are_none_of_our_business() -> None:
+    assert load_config(ENOUGH, {}, {"PATH": "/bin", "VLLM_KVTIDE_X": "1", "kvtide_host": "x"})
+
+
+@pytest.mark.parametrize("mask", range(1, 8))
+def test_the_command_line_wins_over_extra_config_over_environment(mask: int) -> None:
+    names = (COMMAND_LINE, EXTRA_CONFIG, ENVIRONMENT)
+    given_by = [bool(mask & 1 << place) for place in range(3)]
+    sources: list[dict[str, Any]] = [ENOUGH, {}, {}]
+    for place, key in enumerate(("blocks_per_chunk", "blocks_per_chunk", "KVTIDE_BLOCKS_PER_CHUNK")):
+        if given_by[place]:
+            sources[place] = sources[place] | {key: str(place + 2)}
+    winner = given_by.index(True)
+    resolved = resolve(*sources)
+    assert resolved.config.blocks_per_chunk == winner + 2
+    assert resolved.origins["blocks_per_chunk"] == names[winner]
+    assert resolved.given["blocks_per_chunk"] == str(winner + 2)
+
+
+def test_every_setting_has_an_origin_and_defaults_say_so() -> None:
+    resolved = resolve(ENOUGH, {"prefault": False}, {"KVTIDE_SELF_TEST": "no"})
+    assert resolved.origins == dict.fromkeys(KVTideConfig.model_fields, DEFAULT) | {
+        "host_memory": COMMAND_LINE,
+        "prefault": EXTRA_CONFIG,
+        "self_test": ENVIRONMENT,
+    }
+    assert set(resolved.given) == {"host_memory", "prefault", "self_test"}
+
+
+def test_a_conflict_is_logged_with_both_values_and_where_they_stood(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="kvtide"):
+        load_config(ENOUGH, {"host_memory": "4GiB"}, {"KVTIDE_HOST_MEMORY": "2GiB"})
+    assert [record.getMessage() for record in caplog.records] == [
+        "host_memory: '8GiB' (command line) wins over '4GiB' (kv_connector_extra_config)",
+        "host_memory: '8GiB' (command line) wins over '2GiB' (environment)",
+    ]
+
+
+def test_one_value_written_in_two_ways_is_no_conflict(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="kvtide"):
+        load_config(
+            ENOUGH | {"prefault": True, "defer_limit_s": "2"},
+            {"host_memory": 8 * GIB, "defer_limit_s": 2.0},
+            {"KVTIDE_PREFAULT": "true", "KVTIDE_HOST_MEMORY": "8 GiB"},
+        )
+    assert caplog.records == []
+
+
+def test_a_wrong_value_that_loses_is_logged_and_does_no_harm(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="kvtide"):
+        assert load_config(ENOUGH, {}, {"KVTIDE_HOST_MEMORY": "lots"}).host_memory == 8 * GIB
+    assert "'lots' (environment)" in caplog.text
+
+
+def test_settings_cannot_be_changed_afterwards() -> None:
+    config = load_config(ENOUGH)
+    with pytest.raises(ValueError, match="frozen"):
+        config.blocks_per_chunk = 7
+
+
+def test_settings_and_their_errors_cross_a_process_border() -> None:
+    config = load_config(ENOUGH)
+    assert pickle.loads(pickle.dumps(config)) == config
+    error = ConfigError("host_memory", "lots", "give less")
+    copy = pickle.loads(pickle.dumps(error))
+    assert (copy.setting, copy.value, copy.hint, str(copy)) == (
+        "host_memory",
+        "lots",
+        "give less",
+        str(error),
+    )
