@@ -267,7 +267,8 @@ def test_a_misspelt_setting_is_hinted_at_and_left_to_vllm() -> None:
 def test_serving_says_what_it_starts_and_becomes_vllm(executed: list[list[str]]) -> None:
     result = run("some/model", "--host-memory", "1MiB", "--port", "8001")
     assert result.exit_code == 0
-    assert "starting vLLM 0.32.0, serving some/model, KV cache ebbs to 1 MiB of host memory" in result.stderr
+    assert ", serving some/model, KV cache ebbs to 1 MiB of host memory" in result.stderr
+    assert result.stderr.startswith("kvtide: starting vLLM 0.32.0 with kvtide ")
     assert len(result.stderr.splitlines()) == 1
     [command] = executed
     assert command[:-1] == [*START, "some/model", "--port", "8001", "--kv-transfer-config"]

@@ -111,7 +111,7 @@ def serve(
     model = model_of(ctx.args) or "the model that its arguments name"
     budget = humanised(resolved.config.host_memory)
     note(
-        f"{own_version()}: starting vLLM {installed.version}, serving {model}, "
+        f"starting vLLM {installed.version} with kvtide {own_version()}, serving {model}, "
         f"KV cache ebbs to {budget} of host memory"
     )
     become(command)
