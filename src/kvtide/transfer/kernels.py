@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 from llvmlite import ir
+from llvmlite.binding import ffi
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
@@ -69,6 +70,13 @@ _SIGNATURE = types.int64(
 )
 
 
+def _be_quiet_when_looked_at() -> None:
+    # vLLM 0.32 looks at every name of every loaded module when a CPU worker starts
+    # (triton_utils/dispatcher.py). llvmlite's library answers any name, "__dict__" too, with a function of
+    # that name, and the start ends there: the second engine of a process that has loaded us.
+    ffi.lib._fntab.setdefault("__dict__", {})
+
+
 def _compiled() -> Any:
     try:
         return njit(_SIGNATURE, nogil=True, cache=True)(_copy_pieces)
@@ -77,3 +85,4 @@ def _compiled() -> Any:
 
 
 copy_pieces = _compiled()
+_be_quiet_when_looked_at()
