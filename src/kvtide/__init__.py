@@ -47,7 +47,7 @@ _HOMES = {
     "make_offload_key": "kvtide.keys",
 }
 
-__all__ = ["__version__", *_HOMES]
+__all__ = ["__version__", *_HOMES]  # noqa: PLE0604 - names, from one table
 
 
 def __getattr__(name: str) -> Any:

@@ -5,17 +5,8 @@ Knows keys, media and the tokens behind a chunk. Does not know how vLLM spells a
 """
 
 from dataclasses import dataclass
-from enum import Enum
 
-from kvtide.keys import ChunkRun, OffloadKey
-
-
-class Medium(Enum):
-    """Where bytes are; values are vLLM's names of media."""
-
-    DEVICE = "GPU"
-    HOST = "CPU"
-    STORAGE = "STORAGE"
+from kvtide.keys import ChunkRun, Medium, OffloadKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import Any, NewType
 
 from kvtide.errors import IllegalTransitionError
-from kvtide.events import Medium
+from kvtide.keys import Medium
 
 JobId = NewType("JobId", int)
 

@@ -1,4 +1,4 @@
-"""Names of chunks.
+"""Names: of chunks, and of the media they are on.
 
 Knows how a block hash and a group index become an ``OffloadKey``, and how a prefix is walked chunk by
 chunk without building any key. Does not know what a chunk holds or where it is.
@@ -6,7 +6,17 @@ chunk without building any key. Does not know what a chunk holds or where it is.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from typing import NewType, overload
+
+
+class Medium(Enum):
+    """Where bytes are; values are vLLM's names of media."""
+
+    DEVICE = "GPU"
+    HOST = "CPU"
+    STORAGE = "STORAGE"
+
 
 OffloadKey = NewType("OffloadKey", bytes)
 """A block hash followed by 4 bytes of group index, big-endian: the name of a chunk outside kvtide."""

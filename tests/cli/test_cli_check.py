@@ -10,12 +10,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from kvtide.cli import check
-from kvtide.cli.check import InstalledVLLM, Support, installed_vllm, require_vllm
+from kvtide.cli.check import require_vllm
 from kvtide.cli.main import app
 from kvtide.config import KVTideConfig
 from kvtide.errors import ConfigError
 from kvtide.transfer.memory import Binding, MemoryLimit
 from kvtide.vllm import compat
+from kvtide.vllm.compat import InstalledVLLM, Support, installed_vllm
 
 GIB = 1 << 30
 
@@ -35,7 +36,7 @@ def packages(monkeypatch: pytest.MonkeyPatch, versions: dict[str, str]) -> None:
             raise PackageNotFoundError(name)
         return versions[name]
 
-    monkeypatch.setattr(check, "version", version)
+    monkeypatch.setattr(compat, "version", version)
 
 
 def run(*arguments: str, **environment: str) -> Result:

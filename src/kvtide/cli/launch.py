@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from kvtide.cli.check import InstalledVLLM
 from kvtide.errors import ConfigError
+from kvtide.vllm.compat import InstalledVLLM
 
 SERVER_MODULE = "vllm.entrypoints.launchers.api_server.entry"
 ONLY_VLLM_SERVE = ("--headless", "--grpc", "--api-server-count", "-asc")

@@ -16,13 +16,14 @@ from pydantic import ByteSize
 from typer.core import TyperCommand
 
 from kvtide.cli import transfer_config
-from kvtide.cli.check import installed_vllm, require_vllm
+from kvtide.cli.check import require_vllm
 from kvtide.cli.launch import become, model_of, server_command
 from kvtide.cli.options import NO_METAVAR, option_of, with_settings
 from kvtide.cli.output import note, own_version, refuse
 from kvtide.config import KVTideConfig, Resolved, resolve
 from kvtide.errors import ConfigError
 from kvtide.transfer.memory import available_host_bytes, check_budget, humanised
+from kvtide.vllm.compat import installed_vllm
 
 logger = logging.getLogger(__name__)
 

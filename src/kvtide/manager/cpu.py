@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from enum import Enum, auto
 
 from kvtide.errors import IllegalTransitionError, MissingChunkError
-from kvtide.events import ChunkContent, Medium, OffloadingEvent
+from kvtide.events import ChunkContent, OffloadingEvent
 from kvtide.jobs import CPULoadStoreSpec, ReqContext
-from kvtide.keys import ChunkRun, OffloadKey, make_offload_key
+from kvtide.keys import ChunkRun, Medium, OffloadKey, make_offload_key
 from kvtide.manager.base import LookupResult, OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.manager.slots import SlotAllocator
