@@ -113,7 +113,7 @@ class Life:
 def _stored() -> tuple[Life, FakeRequest]:
     """Life one, up to the chunk being visible."""
     life = Life()
-    a = FakeRequest("A", list(range(16)) + [99])
+    a = FakeRequest("A", [*list(range(16)), 99])
     for rank in life.ranks:
         rank.fill(BLOCKS_A, 1000 * (rank.index + 1))
     life.scheduler.on_new_request(a)
@@ -133,9 +133,7 @@ def test_store_planned_sent_copied_acknowledged_by_each_rank_visible() -> None:
     assert status.state is JobState.SENT
     assert status.pending_count == 2
     assert [job.job_id for job in step.jobs] == [JOB_0]
-    assert step.jobs[0].hops == (
-        Hop(GPULoadStoreSpec(BLOCKS_A, (4,), (0,)), CPULoadStoreSpec((5,), (1,))),
-    )
+    assert step.jobs[0].hops == (Hop(GPULoadStoreSpec(BLOCKS_A, (4,), (0,)), CPULoadStoreSpec((5,), (1,))),)
     assert step.jobs_to_flush == frozenset()
     assert life.fenced == {block: {JOB_0} for block in BLOCKS_A}
     assert life.manager.used_count == 6
@@ -180,7 +178,7 @@ def test_load_pinned_sent_copied_acknowledged_unpinned() -> None:
         rank.store.finish()
         life.tell(rank)
 
-    b = FakeRequest("B", list(range(16)) + [7, 8])
+    b = FakeRequest("B", [*list(range(16)), 7, 8])
     life.scheduler.on_new_request(b)
     assert life.scheduler.get_num_new_matched_tokens(b, 0, 1.0) == (16, True)
     assert life.manager.pinned_count == 0  # an answer that may be thrown away has no effect
@@ -193,9 +191,7 @@ def test_load_pinned_sent_copied_acknowledged_unpinned() -> None:
 
     step = life.plan()
     assert status.state is JobState.SENT
-    assert step.jobs[0].hops == (
-        Hop(CPULoadStoreSpec((5,), (1,)), GPULoadStoreSpec(BLOCKS_B, (4,), (0,))),
-    )
+    assert step.jobs[0].hops == (Hop(CPULoadStoreSpec((5,), (1,)), GPULoadStoreSpec(BLOCKS_B, (4,), (0,))),)
     life.begin(step)
     assert [rank.load.held for rank in life.ranks] == [[JOB_1], [JOB_1]]
 

@@ -60,8 +60,9 @@ class CPUOffloadingManager(OffloadingManager):
         with_events: bool = False,
     ) -> None:
         self._policy = policy
-        self._admission = admission or ReuseFilter(1, 1)
-        self._metrics = metrics or MetricsDelta()
+        # An empty filter is false: ask for None.
+        self._admission = ReuseFilter(1, 1) if admission is None else admission
+        self._metrics = MetricsDelta() if metrics is None else metrics
         self._with_events = with_events
         self._slots = SlotAllocator()
         self._index: dict[tuple[int, bytes], int] = {}

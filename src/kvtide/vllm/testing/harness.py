@@ -4,6 +4,7 @@ Real classes, real block pool, real hashes; the forward is a ``PatternModel`` an
 to finish. Fences, preemption and asynchronous scheduling cannot be seen on the CPU engine.
 """
 
+import mmap
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -33,6 +34,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvtide.jobs import Direction
+from kvtide.metrics import MetricsDelta
 from kvtide.spec import OffloadingSpec
 from kvtide.testing import HeldDevice
 from kvtide.vllm import plugin
@@ -54,13 +56,16 @@ class Harness:
         asynchronous: Plan a step before the results of the last one are in.
         block_first: All layers of a block lie together.
         budget_tokens: Tokens a step may compute.
-        settings: Of kvtide, beside a host pool of ``host_chunks`` chunks.
-        host_chunks: Chunks the host pool holds.
+        host_pages: Pages of host memory; kvtide maps whole ones.
+        settings: Of kvtide, beside the host memory.
 
     Attributes:
         store: Copier of stores.
         load: Copier of loads.
         longest_hook_s: CPU seconds of the slowest call of any connector hook, and its name.
+        outputs: Tokens generated so far, per request.
+        errors: Requests that ended with an error.
+        counted: What the connector counted, both roles.
     """
 
     def __init__(
@@ -71,12 +76,10 @@ class Harness:
         asynchronous: bool = False,
         block_first: bool = False,
         budget_tokens: int = 256,
-        host_chunks: int = 64,
+        host_pages: int = 8,
         **settings: Any,
     ) -> None:
-        chunk_bytes = len(LAYERS) * tokens_per_block * 8 * int(settings.get("blocks_per_chunk", 1))
-        # Whole pages are mapped: give as many bytes as hold exactly the chunks that were asked for.
-        self.settings = {"host_memory": max(host_chunks * chunk_bytes, 4096), "prefault": False, **settings}
+        self.settings = {"host_memory": host_pages * mmap.PAGESIZE, "prefault": False, **settings}
         self.store, self.load = HeldDevice(Direction.STORE), HeldDevice(Direction.LOAD)
         self.longest_hook_s: tuple[float, str] = (0.0, "")
         self._model = PatternModel(LAYERS, num_blocks, tokens_per_block, block_first)
@@ -113,6 +116,9 @@ class Harness:
         self._depth = 2 if asynchronous else 1
         self.outputs: dict[str, list[int]] = {}
         self.errors: list[str] = []
+        self.counted = MetricsDelta()
+        while self.connector._deciding._manager.capacity == 0:
+            self.step()  # the pool is known from the first answers on
 
     # -- the engine's front ---------------------------------------------------------------------------
 
@@ -224,6 +230,9 @@ class Harness:
     def _update(self) -> None:
         step, output = self._queue.popleft()
         for outputs in self.scheduler.update_from_output(step, output).values():
+            stats = outputs.scheduler_stats
+            if stats is not None and stats.kv_connector_stats:
+                self.counted.merge(stats.kv_connector_stats)
             for one in outputs.outputs:
                 self.outputs[one.request_id] += one.new_token_ids
                 if one.finish_reason is not None and "error" in str(one.finish_reason).lower():
