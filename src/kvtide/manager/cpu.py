@@ -38,6 +38,7 @@ class _Chunk:
 class _PendingStore:
     run: ChunkRun
     slots: tuple[int, ...]
+    parent: int | None
     copied: bool = False
     content: ChunkContent | None = None
 
@@ -256,7 +257,7 @@ class CPUOffloadingManager(OffloadingManager):
             if not self._is_ready(parent):
                 self._waiting.setdefault(parent, []).append(slots[0])
         self._policy.touched(slots)
-        self._pending[slots[0]] = _PendingStore(run, slots)
+        self._pending[slots[0]] = _PendingStore(run, slots, parent)
         # Waiting for these chunks may now be an answer where there was none.
         self._changed()
 
@@ -291,9 +292,10 @@ class CPUOffloadingManager(OffloadingManager):
             store = doomed.pop()
             if self._chunks[store.slots[0]].state is _State.FORGOTTEN:
                 continue
-            for slot in reversed(store.slots):
-                for first in self._waiting.pop(slot, ()):
-                    doomed.append(self._pending[first])
+            if store.parent in self._waiting:
+                self._waiting[store.parent].remove(store.slots[0])
+            for slot in store.slots:
+                doomed += [self._pending[first] for first in self._waiting.pop(slot, ())]
             for slot in store.slots:
                 self._forget(slot)
             if store.copied:
