@@ -1,0 +1,169 @@
+"""The report as tables for a terminal of 100 columns.
+
+Knows rows and units. Does not know how a figure came about. ``sections`` are also what the page shows, so
+that the two never disagree.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from kvtide.demo.bars import Bar, Sense
+from kvtide.demo.figures import Spread
+from kvtide.demo.phases import KVTIDE, RECOMPUTE, RECOMPUTE_TOKENS, REFERENCE
+from kvtide.demo.report import Report
+
+COLUMNS = 100
+NOT_TAKEN = "not reported"
+
+LABELS = {RECOMPUTE: "recompute", KVTIDE: "host hit (kvtide)", REFERENCE: "engine hit"}
+_TTFT_FIELDS = {RECOMPUTE: "recompute", KVTIDE: "host_hit", REFERENCE: "engine_hit"}
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """One table; the first column is text, the others are figures."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def headline(report: Report) -> str:
+    """Say in one line what ran."""
+    shortest, longest = report.context_tokens()
+    script = report.script
+    cores = report.machine.get("cores", "?")
+    return (
+        f"SmolLM2-135M, vLLM {report.versions.get('vllm', '?')} on {cores} cores, "
+        f"{script.user_count} users x {script.turn_count} turns, prompts of {shortest:,}-{longest:,} tokens"
+    )
+
+
+def sections(report: Report) -> list[Section]:
+    """Lay out every figure of the report."""
+    return [_sequential(report), _concurrent(report), _facts(report), _bars(report.bars)]
+
+
+def show(report: Report, console: Console) -> None:
+    """Print the tables."""
+    console.print()
+    console.print(headline(report), style="bold", highlight=False)
+    for section in sections(report):
+        table = Table(title=section.title, title_justify="left", title_style="bold", caption_justify="left")
+        table.caption = section.note or None
+        for index, name in enumerate(section.header):
+            table.add_column(name, justify="left" if index == 0 else "right")
+        for row in section.rows:
+            table.add_row(*(_coloured(cell) for cell in row))
+        console.print()
+        console.print(table)
+
+
+def _coloured(cell: str) -> str:
+    return {"met": "[green]met[/green]", "missed": "[bold red]missed[/bold red]"}.get(cell, cell)
+
+
+def _sequential(report: Report) -> Section:
+    pools = {plan.name: plan.pool_tokens for plan in report.plans}
+    rows = []
+    for name in (RECOMPUTE, KVTIDE, REFERENCE):
+        ttft_ms, sources = report.figures.ttft_ms[_TTFT_FIELDS[name]], report.figures.sources[name]
+        counts = (sources.computed, sources.engine_hit, sources.loaded)
+        pool = f"{pools[name]:,}"
+        rows.append((LABELS[name], pool, *_milliseconds(ttft_ms), *(f"{count:,}" for count in counts)))
+    return Section(
+        "One request at a time: the same prompts on three servers",
+        ("", "engine's pool,\ntokens", "first token\np50, ms", "\np95, ms",
+         "prompt tokens\ncomputed", "\nengine hit", "\nloaded"),
+        tuple(rows),
+        f"First turns are computed everywhere and not counted. The recompute server is asked for"
+        f" {RECOMPUTE_TOKENS} tokens a turn, the others for {report.script.new_tokens}.",
+    )  # fmt: skip
+
+
+def _concurrent(report: Report) -> Section:
+    rows = [
+        (
+            LABELS[name],
+            f"{rush.requests}",
+            f"{rush.wall_s:.1f}",
+            f"{rush.output_tokens_per_s:.1f}",
+            *_milliseconds(rush.ttft_ms),
+        )
+        for name, rush in report.figures.rushes.items()
+    ]
+    return Section(
+        "All users at once: their next turns",
+        ("", "requests", "seconds", "output\ntokens/s", "first token\np50, ms", "\np95, ms"),
+        tuple(rows),
+    )
+
+
+def _facts(report: Report) -> Section:
+    figures, verdict = report.figures, report.figures.verdict
+    rows = [
+        (
+            "answers after a load",
+            f"{verdict.compared_requests} compared, {verdict.diverging_requests} differ",
+        ),
+        ("tokens and log-probabilities", "equal, bit for bit" if verdict.exact else "NOT SHOWN TO BE EQUAL"),
+    ]
+    if verdict.first_divergence is not None:
+        rows.append(("first divergence", str(verdict.first_divergence)))
+    if verdict.not_comparable:
+        listed = ", ".join(
+            f"user {odd.user} turn {odd.turn}: {odd.kvtide_cached_tokens} / {odd.reference_cached_tokens}"
+            for odd in verdict.not_comparable[:4]
+        )
+        count = len(verdict.not_comparable)
+        rows.append((f"not comparable: {count}", f"cached with kvtide / reference: {listed}"))
+    rows += [
+        (
+            "host memory used / budget",
+            f"{_size(figures.host_bytes_used)} / {_size(figures.host_bytes_budget)}",
+        ),
+        ("copied to host memory", _size(figures.stored_bytes)),
+        ("copied back", _size(figures.loaded_bytes)),
+        ("connector", report.connector),
+    ]
+    return Section("Exactness and memory", ("", ""), tuple(rows))
+
+
+def _bars(bars: Sequence[Bar]) -> Section:
+    signs = {Sense.AT_LEAST: "\u2265", Sense.AT_MOST: "\u2264"}
+    rows = tuple(
+        (
+            bar.name,
+            _figure(bar.figure, bar),
+            f"{signs[bar.sense]} {_figure(bar.limit, bar)}",
+            "met" if bar.met else "missed",
+        )
+        for bar in bars
+    )
+    return Section("Bars", ("", "figure", "bar", ""), rows)
+
+
+def _figure(value: float | None, bar: Bar) -> str:
+    if value is None:
+        return NOT_TAKEN
+    if bar.unit == "bytes":
+        return _size(int(value))
+    if bar.unit:
+        return f"{value:,.0f} {bar.unit}"
+    return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
+
+
+def _milliseconds(spread: Spread) -> tuple[str, str]:
+    texts = [NOT_TAKEN if value is None else f"{value:,.1f}" for value in (spread.p50, spread.p95)]
+    return texts[0], texts[1]
+
+
+def _size(count_bytes: int | None) -> str:
+    if count_bytes is None:
+        return NOT_TAKEN
+    mebibytes = count_bytes / 2**20
+    return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 1024 else f"{mebibytes:,.1f} MiB"
