@@ -1,0 +1,121 @@
+"""Models small enough to start in seconds, written once into ``build/models``.
+
+Knows configurations and where the files lie. The weights are random but saved: vLLM's dummy weights emit one
+or two distinct tokens, and such a model cannot notice a wrong load.
+"""
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+MODELS_DIR = Path(__file__).parents[2] / "build" / "models"
+RECIPE = 1
+"""Part of every directory's name: another recipe must not meet the files of this one."""
+
+VOCAB_SIZE = 512
+SEED = 20
+# Wide enough that logits differ and greedy answers do not end in a loop of one token.
+_COMMON: dict[str, Any] = {
+    "vocab_size": VOCAB_SIZE,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "max_position_embeddings": 8192,
+    "initializer_range": 0.2,
+}
+_DENSE: dict[str, Any] = _COMMON | {
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 32,
+}
+
+
+def llama() -> Path:
+    """Llama: four layers of full attention."""
+    return _saved("llama", lambda t: t.LlamaConfig(num_hidden_layers=4, **_DENSE))
+
+
+def qwen3() -> Path:
+    """Qwen3: three layers of full attention, normalised queries and keys."""
+    return _saved("qwen3", lambda t: t.Qwen3Config(num_hidden_layers=3, **_DENSE))
+
+
+def gemma3() -> Path:
+    """Gemma 3: sliding window and full attention, several KV cache groups. Configuration only."""
+    layers = ["sliding_attention"] * 5 + ["full_attention"]
+    return _saved(
+        "gemma3",
+        lambda t: t.Gemma3TextConfig(
+            num_hidden_layers=len(layers), layer_types=layers, sliding_window=64, **_DENSE
+        ),
+        "Gemma3ForCausalLM",
+    )
+
+
+def mla() -> Path:
+    """DeepSeek V2: latent attention. Configuration only."""
+    return _saved(
+        "mla",
+        lambda t: t.DeepseekV2Config(
+            hidden_size=128,
+            intermediate_size=256,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=4,
+            kv_lora_rank=512,
+            q_lora_rank=None,
+            qk_nope_head_dim=128,
+            qk_rope_head_dim=64,
+            v_head_dim=128,
+            moe_intermediate_size=64,
+            n_routed_experts=4,
+            num_experts_per_tok=2,
+            n_shared_experts=1,
+            first_k_dense_replace=1,
+            n_group=1,
+            topk_group=1,
+            **_COMMON,
+        ),
+        "DeepseekV2ForCausalLM",
+    )
+
+
+def _saved(name: str, config: Callable[[Any], Any], architecture: str | None = None) -> Path:
+    """Write a model, or find it there.
+
+    Args:
+        name: Of the directory.
+        config: Makes the configuration out of the module ``transformers``.
+        architecture: Given for a model that is saved without weights.
+    """
+    path = MODELS_DIR / f"tiny-{name}-{RECIPE}"
+    if path.exists():
+        return path
+    import torch
+    import transformers
+
+    MODELS_DIR.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=MODELS_DIR))
+    try:
+        made = config(transformers)
+        if architecture is not None:
+            made.architectures = [architecture]
+            made.save_pretrained(draft)
+        else:
+            # The generator of whoever calls us is left as it was.
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(SEED)
+                model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float32)
+            model.save_pretrained(draft)
+        os.replace(draft, path)  # whole or not at all, also when two runs write at once
+    except OSError:
+        if not path.exists():
+            raise
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+    return path
