@@ -25,7 +25,6 @@ _HOMES = {
     "GroupGeometry": "kvtide.geometry",
     "GroupKind": "kvtide.geometry",
     "Hop": "kvtide.jobs",
-    "HostPlace": "kvtide.transfer.handler",
     "HostPool": "kvtide.transfer.pool",
     "KVGeometry": "kvtide.geometry",
     "KVTideConfig": "kvtide.config",

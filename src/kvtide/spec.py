@@ -21,7 +21,7 @@ from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.transfer.devices import CPUCopier, DeviceCopier
 from kvtide.transfer.engine import OffloadingWorker
-from kvtide.transfer.handler import HostPlace, SingleDirectionOffloadingHandler
+from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 from kvtide.transfer.memory import available_host_bytes, check_budget
 from kvtide.transfer.pool import HostPool
 from kvtide.transfer.region import GroupRegions, group_regions, layer_views, slot_bytes_of
@@ -103,7 +103,7 @@ class OffloadingSpec:
         pool = HostPool(slot_count, slot_bytes_of(groups), self.config.prefault)
         handlers = {
             direction: SingleDirectionOffloadingHandler(
-                direction, groups, HostPlace.of(pool), self._copiers[device](direction)
+                direction, groups, pool, self._copiers[device](direction)
             )
             for direction in Direction
         }

@@ -28,7 +28,7 @@ from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.testing import HeldDevice
 from kvtide.transfer.engine import OffloadingWorker
-from kvtide.transfer.handler import HostPlace, SingleDirectionOffloadingHandler
+from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 from kvtide.transfer.pool import HostPool
 from kvtide.transfer.region import group_regions, layer_views
 
@@ -46,12 +46,12 @@ class Rank:
         groups = [group_regions(layer_views({"l": self.tensor}, ["l"], 256), 4)]
         self.pool = HostPool(8, groups[0].chunk_bytes, prefault=False)
         self.store, self.load = HeldDevice(Direction.STORE), HeldDevice(Direction.LOAD)
-        place = HostPlace.of(self.pool)
+
         self.worker = OffloadingWorker(
             self.index,
             self.pool,
-            SingleDirectionOffloadingHandler(Direction.STORE, groups, place, self.store),
-            SingleDirectionOffloadingHandler(Direction.LOAD, groups, place, self.load),
+            SingleDirectionOffloadingHandler(Direction.STORE, groups, self.pool, self.store),
+            SingleDirectionOffloadingHandler(Direction.LOAD, groups, self.pool, self.load),
             MetricsDelta(),
             flush_limit_s=0.1,
         )

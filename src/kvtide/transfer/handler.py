@@ -5,7 +5,6 @@ and reports. Does not know who asked, or what else waits for the result.
 """
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 
 from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, JobId
 from kvtide.transfer.devices import CopyOutcome, DeviceCopier
@@ -14,35 +13,22 @@ from kvtide.transfer.pool import HostPool
 from kvtide.transfer.region import GroupRegions
 
 
-@dataclass(frozen=True, slots=True)
-class HostPlace:
-    """Where slots are."""
-
-    address: int
-    slot_bytes: int
-
-    @classmethod
-    def of(cls, pool: HostPool) -> "HostPlace":
-        """Place of a pool's slots."""
-        return cls(pool.address, pool.slot_bytes)
-
-
 class SingleDirectionOffloadingHandler:
     """Copies one way.
 
     Args:
         direction: Which way.
         groups: Device side, per KV cache group.
-        place: Host side.
+        pool: Host side; kept, so that its pages live as long as anyone may copy into them.
         copier: Who copies; owned from now on.
     """
 
     def __init__(
-        self, direction: Direction, groups: Sequence[GroupRegions], place: HostPlace, copier: DeviceCopier
+        self, direction: Direction, groups: Sequence[GroupRegions], pool: HostPool, copier: DeviceCopier
     ) -> None:
         self.direction = direction
         self._groups = tuple(groups)
-        self._place = place
+        self._pool = pool
         self._copier = copier
 
     def transfer_async(self, job_id: JobId, hop: Hop, deadline_s: float) -> None:
@@ -56,7 +42,7 @@ class SingleDirectionOffloadingHandler:
         if not isinstance(device, GPULoadStoreSpec) or not isinstance(host, CPULoadStoreSpec):
             raise ValueError(f"{self.direction.value} from {hop.source.medium()} to {hop.target.medium()}")
         plan = plan_copy(
-            self._groups, self._place.address, self._place.slot_bytes, device, host, self.direction
+            self._groups, self._pool.address, self._pool.slot_bytes, device, host, self.direction
         )
         self._copier.submit(job_id, plan, deadline_s)
 
