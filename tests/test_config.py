@@ -210,3 +210,12 @@ def test_settings_and_their_errors_cross_a_process_border() -> None:
         "give less",
         str(error),
     )
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["KVTIDE_PORT", "KVTIDE_SERVICE_HOST", "KVTIDE_SERVICE_PORT_HTTP", "KVTIDE_PORT_80_TCP_ADDR"],
+)
+def test_what_kubernetes_says_of_a_service_called_kvtide_is_no_setting(name: str) -> None:
+    config = load_config({"host_memory": "1GiB"}, None, {name: "tcp://10.0.0.1:80"})
+    assert config.host_memory == 1 << 30

@@ -8,6 +8,7 @@ machine: whether a budget fits is asked in ``kvtide.transfer.memory``.
 
 import difflib
 import logging
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,6 +20,9 @@ from kvtide.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 ENVIRONMENT_PREFIX = "KVTIDE_"
+
+# Kubernetes puts these into every container beside a service that is called kvtide.
+_OF_A_SERVICE = re.compile(r"KVTIDE_(.+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP)\w*)?)")
 
 COMMAND_LINE = "command line"
 EXTRA_CONFIG = "kv_connector_extra_config"
@@ -155,7 +159,7 @@ def resolve(
     from_environment = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
         for name, value in (environment or {}).items()
-        if name.startswith(ENVIRONMENT_PREFIX)
+        if name.startswith(ENVIRONMENT_PREFIX) and not _OF_A_SERVICE.fullmatch(name)
     }
     merged: dict[str, Any] = {}
     origins = dict.fromkeys(KVTideConfig.model_fields, DEFAULT)
