@@ -4,6 +4,7 @@
 in each rank. It refuses a wrong setting by name before anything is allocated.
 """
 
+import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 
@@ -22,10 +23,12 @@ from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.transfer.devices import CPUCopier, DeviceCopier
 from kvtide.transfer.engine import OffloadingWorker
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
-from kvtide.transfer.memory import available_host_bytes, check_budget
+from kvtide.transfer.memory import available_host_bytes, check_budget, humanised
 from kvtide.transfer.pool import HostPool
 from kvtide.transfer.region import GroupRegions, group_regions, layer_views, slot_bytes_of
 from kvtide.transfer.self_test import round_trip
+
+logger = logging.getLogger(__name__)
 
 POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRUPolicy}
 
@@ -101,6 +104,14 @@ class OffloadingSpec:
             raise ConfigError("device", device, f"kvtide copies on: {', '.join(self._copiers)}")
         slot_count = self._slot_count(groups, geometry.shard_count)
         pool = HostPool(slot_count, slot_bytes_of(groups), self.config.prefault)
+        logger.info(
+            "kvtide: %s of host memory on rank %d, %d chunks of %d tokens: %d tokens",
+            humanised(pool.byte_count),
+            rank,
+            slot_count,
+            geometry.groups[0].tokens_per_chunk,
+            slot_count * geometry.groups[0].tokens_per_chunk,
+        )
         handlers = {
             direction: SingleDirectionOffloadingHandler(
                 direction, groups, pool, self._copiers[device](direction)
