@@ -1,15 +1,25 @@
 """What the demo is doing right now, for whoever waits.
 
 Knows stages, steps and the clock. On a terminal it is a live line per stage; elsewhere, as in a log of CI,
-it is a plain line as each stage begins and ends. Writes to standard error: standard output is for results.
+it is a plain line as each stage begins and ends, and one now and then in between. Writes to standard error:
+standard output is for results.
 """
 
 import time
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
-from rich.progress import TimeElapsedColumn as ElapsedColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    SpinnerColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+)
+
+PLAIN_EVERY_S = 15.0
 
 
 class Display:
@@ -23,13 +33,14 @@ class Display:
             TextColumn("{task.description:<24}"),
             BarColumn(bar_width=24),
             MofNCompleteColumn(),
-            ElapsedColumn(),
+            TimeElapsedColumn(),
             TextColumn("[dim]{task.fields[now]}"),
             console=self._console,
             disable=not self._console.is_terminal,
         )
         self._task: TaskID | None = None
         self._stage = ""
+        self._plain_s = self._started_s
 
     def __enter__(self) -> "Display":
         self._progress.start()
@@ -58,6 +69,9 @@ class Display:
         """One step of the stage is done."""
         if self._task is not None:
             self._progress.advance(self._task)
+            if time.monotonic() - self._plain_s >= PLAIN_EVERY_S:
+                task = self._progress.tasks[self._progress.task_ids.index(self._task)]
+                self._plain(f"{self._stage}: {task.completed:.0f} of {task.total:.0f}")
 
     def _end_stage(self) -> None:
         if self._task is not None:
@@ -67,6 +81,7 @@ class Display:
             self._task = None
 
     def _plain(self, line: str) -> None:
+        self._plain_s = time.monotonic()
         if not self._console.is_terminal:
-            elapsed_s = time.monotonic() - self._started_s
+            elapsed_s = self._plain_s - self._started_s
             self._console.print(f"[{elapsed_s:5.0f} s] {line}", markup=False, highlight=False)

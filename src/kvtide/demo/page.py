@@ -49,7 +49,7 @@ def write_page(report: Report, picture: Path, path: Path) -> None:
 
 
 def _table(section: Section) -> str:
-    header = "".join(f"<th>{_text(name)}</th>" for name in section.header)
+    header = "".join(f"<th>{_text(name)}</th>" for name in section.header if any(section.header))
     rows = "\n".join(f"<tr>{''.join(_cell(cell) for cell in row)}</tr>" for row in section.rows)
     note = f'<p class="note">{_text(section.note)}</p>' if section.note else ""
     return (

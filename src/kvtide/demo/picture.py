@@ -55,9 +55,11 @@ def _by_length(axes: Any, report: Report) -> None:
     _plain_ticks(axes.yaxis)
     axes.set_xlabel("prompt length (tokens)")
     axes.set_ylabel("time to first token (ms, log scale)")
-    axes.set_title("Recomputing grows with the prompt, loading hardly does", loc="left", fontsize=10)
+    axes.set_title(
+        "Time to first token by length of the prompt; each mark a request", loc="left", fontsize=10
+    )
     axes.grid(axis="y", which="both", alpha=0.15)
-    axes.legend(frameon=False, loc="center left")
+    axes.legend(edgecolor="none", loc="best", framealpha=0.8)
 
 
 def _spread(axes: Any, report: Report) -> None:
@@ -77,7 +79,7 @@ def _spread(axes: Any, report: Report) -> None:
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis)
     axes.set_xlabel("time to first token (ms, log scale)")
-    axes.set_title("Each dot a request; bar: middle half, line: 5 % to 95 %", loc="left", fontsize=10)
+    axes.set_title("Bar: middle half; line: 5 % to 95 %; mark: median", loc="left", fontsize=10)
     axes.grid(axis="x", which="both", alpha=0.15)
 
 

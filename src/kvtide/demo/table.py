@@ -55,6 +55,7 @@ def show(report: Report, console: Console) -> None:
     for section in sections(report):
         table = Table(title=section.title, title_justify="left", title_style="bold", caption_justify="left")
         table.caption = section.note or None
+        table.show_header = any(section.header)
         for index, name in enumerate(section.header):
             table.add_column(name, justify="left" if index == 0 else "right")
         for row in section.rows:
