@@ -1,0 +1,1 @@
+"""Benchmarks: one file each beside ``run.py``; what they share is in ``frame``."""

@@ -1,0 +1,92 @@
+"""Engines in processes of their own, asked one at a time.
+
+Knows how to start, ask and end them. An engine that is not asked is blocked on its pipe: it takes no
+processor time from the one that is. It ends with this process, however that ends: its pipe closes.
+"""
+
+import multiprocessing
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from benchmarks.frame.engine_child import Batch, BatchResult, Failed, Ready, serve
+from benchmarks.frame.registry import UnfitError
+
+START_LIMIT_S = 180.0
+BATCH_LIMIT_S = 300.0
+END_LIMIT_S = 20.0
+LOG_LINES = 15
+
+
+class EngineProcess:
+    """One vLLM engine; a context manager that ends it.
+
+    Args:
+        name: For messages and the log.
+        log: A file for what the engine prints.
+        arguments: For vLLM's ``LLM``.
+
+    Raises:
+        UnfitError: (from ``ready`` and ``run``) The engine failed, died or took too long; with the end of
+            its log.
+    """
+
+    def __init__(self, name: str, log: Path, arguments: Mapping[str, Any]) -> None:
+        self.name = name
+        self._log = log
+        context = multiprocessing.get_context("spawn")
+        self._pipe, theirs = context.Pipe()
+        self._process = context.Process(
+            target=serve, args=(theirs, str(log), dict(arguments)), name=f"engine-{name}", daemon=True
+        )
+        self._process.start()
+        theirs.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._pipe.close()
+        # In the middle of a batch it would not notice before the batch has ended.
+        if error is None:
+            self._process.join(END_LIMIT_S)
+        self._process.kill()
+        self._process.join()
+
+    def ready(self) -> Ready:
+        """Wait until the engine has started; called once, first."""
+        answer = self._answer(START_LIMIT_S)
+        if not isinstance(answer, Ready):
+            raise UnfitError(f"engine {self.name}: said {type(answer).__name__} instead of Ready")
+        return answer
+
+    def run(self, batch: Batch) -> BatchResult:
+        """Run a batch to its end."""
+        self._pipe.send(batch)
+        answer = self._answer(BATCH_LIMIT_S)
+        if not isinstance(answer, BatchResult):
+            raise UnfitError(f"engine {self.name}: said {type(answer).__name__} instead of BatchResult")
+        return answer
+
+    def _answer(self, limit_s: float) -> object:
+        give_up_s = time.monotonic() + limit_s
+        while not self._pipe.poll(1.0):
+            if time.monotonic() > give_up_s:
+                raise UnfitError(f"engine {self.name}: no answer within {limit_s:.0f} s{self._log_end()}")
+        try:
+            answer = self._pipe.recv()
+        except EOFError:
+            self._process.join(END_LIMIT_S)
+            code = self._process.exitcode
+            raise UnfitError(f"engine {self.name}: ended with exit code {code}{self._log_end()}") from None
+        if isinstance(answer, Failed):
+            raise UnfitError(f"engine {self.name}: {answer.message}{self._log_end()}")
+        return answer
+
+    def _log_end(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
+        return "".join(f"\n  {line}" for line in [f"the end of {self._log}:", *lines[-LOG_LINES:]])
