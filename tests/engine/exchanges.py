@@ -30,6 +30,15 @@ def ask_twice(engine: TinyEngine, prompts: Sequence[list[int]]) -> list[Reply]:
     return replies
 
 
+def pushed_out(engine: TinyEngine, seed: int) -> tuple[list[int], Reply]:
+    """Ask a prompt and push it out of the engine's pool: it lies in host memory only."""
+    prompt, *others = prompts_of(seed)
+    reply = engine.ask(prompt)
+    for other in others:
+        engine.ask(other, 1)
+    return prompt, reply
+
+
 def paired(loads: Sequence[Reply], hits: Sequence[Reply]) -> list[Record]:
     """Lay answers after a load beside those after a hit."""
     return [

@@ -6,6 +6,7 @@ One at a time: vLLM keeps the worker's connector and its process groups in modul
 
 import logging
 import random
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ import pytest
 
 from engine.models import VOCAB_SIZE
 from kvtide.demo.exactness import Answer
+from kvtide.jobs import Direction
+from kvtide.testing import HeldDevice
 
 BLOCK_TOKENS = 32
 STEP_LIMIT = 3000
@@ -40,7 +43,6 @@ class Reply:
         local_tokens: The engine's own hit, as vLLM counts it.
         loaded_tokens: What vLLM was promised by the connector.
         finish_reason: None while it runs.
-        preemptions: How often vLLM took its blocks away.
     """
 
     prompt: list[int]
@@ -49,7 +51,6 @@ class Reply:
     local_tokens: int = 0
     loaded_tokens: int = 0
     finish_reason: str | None = None
-    preemptions: int = 0
 
     def answer(self) -> Answer:
         """As the demo's judge wants it."""
@@ -69,11 +70,13 @@ class TinyEngine:
     Attributes:
         llm: vLLM's engine.
         totals: kvtide's counters, ``"name|label"``, summed over the steps so far; gauges as last told.
+        preemption_count: How often vLLM took a request's blocks away.
     """
 
     def __init__(self, llm: Any) -> None:
         self.llm = llm
         self.totals: dict[str, float] = {}
+        self.preemption_count = 0
         self._replies: dict[str, Reply] = {}
         self._names: dict[str, str] = {}
         self._count = 0
@@ -101,6 +104,16 @@ class TinyEngine:
         from vllm.distributed.kv_transfer import get_kv_transfer_group
 
         return get_kv_transfer_group()._worker
+
+    def hold(self, patch: pytest.MonkeyPatch, direction: Direction) -> HeldDevice:
+        """Put a copier that is told when to finish in the place of the real one."""
+        held = HeldDevice(direction)
+        patch.setattr(self.worker._handlers[direction], "_copier", held)
+        return held
+
+    def abort(self, name: str) -> None:
+        """Abort a request, whatever it is doing."""
+        self.llm.abort_request([name], internal=True)
 
     def submit(self, prompt: Sequence[int], new_tokens: int) -> str:
         """Queue a request; its name is the engine's own, internal one."""
@@ -145,9 +158,13 @@ class TinyEngine:
             assert steps < STEP_LIMIT, f"an engine without requests is still busy after {steps} steps"
             self.step()
             steps += 1
+        pool = self.scheduler.kv_cache_manager.block_pool
+        assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "an idle engine holds blocks"
         if self.scheduler.connector is not None:
             self.deciding.check_invariants()
             assert not len(self.deciding._jobs), "an idle engine has open jobs"
+            assert not self.deciding._requests, "an idle engine remembers requests"
+            assert not self.worker._open, "an idle engine has copies under way"
         return steps
 
     def reply(self, name: str) -> Reply:
@@ -187,9 +204,8 @@ class TinyEngine:
                 self.totals[key] = value
             else:
                 self.totals[key] = self.totals.get(key, 0) + value
-        for finished in iteration_stats.finished_requests if iteration_stats is not None else ():
-            if (name := self._names.get(finished.request_id)) is not None:
-                self._replies[name].preemptions = finished.num_preemptions
+        if iteration_stats is not None:
+            self.preemption_count += iteration_stats.num_preempted_reqs
 
 
 def _is_gauge(key: str) -> bool:
@@ -217,11 +233,13 @@ def tiny_engine(
     """
     pytest.importorskip("vllm")
     import torch
+    from vllm.distributed.kv_transfer import has_kv_transfer_group
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
     from vllm.v1.metrics.loggers import StatLoggerBase
 
+    assert not has_kv_transfer_group(), "another engine runs in this process, or has not been ended"
     listeners: list[TinyEngine] = []
 
     class Listener(StatLoggerBase):  # type: ignore[misc]
@@ -250,6 +268,7 @@ def tiny_engine(
         patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
         patch.setenv("VLLM_DIST_IDENT", "")
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
         patch.setattr(torch, "set_num_threads", torch.set_num_threads)
         threads = torch.get_num_threads()
         torch.set_num_threads(1)
@@ -322,3 +341,5 @@ def _forget_globals() -> None:
     ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()
     gc.unfreeze()
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kvtide")]
+    assert not left, f"an engine that has ended left threads: {left}"
