@@ -36,7 +36,7 @@ def make_report(exchanges: list[Exchange] | None = None, last: Scrape | None = N
     last = last or Scrape(45 * 1280, 3_000_000, 2_000_000, 400, 1000)
     rush = Rush((reply(100.0, 1280), reply(200.0, 1280)), 2.0)
     rushes = {KVTIDE: rush, RECOMPUTE: rush, REFERENCE: rush}
-    figures = figures_of(Asked(tuple(exchanges), rushes, last, last.pool_used_bytes))
+    figures = figures_of(Asked(tuple(exchanges), rushes, last, last.pool_used_bytes, {KVTIDE: 3 << 30}))
     return Report(
         script=Script(9, 6, 2, 3),
         plans=[Plan(KVTIDE, 128), Plan(RECOMPUTE, 128), Plan(REFERENCE, 864)],

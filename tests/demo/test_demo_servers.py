@@ -61,6 +61,8 @@ def test_no_process_is_left_whatever_happens_inside(
             assert running["one"].get("/metrics") == "fine"
             pids.extend(children(tmp_path))
             assert all(is_alive(pid) for pid in pids)
+            # Two interpreters each, and not the whole machine.
+            assert 1 << 20 < (running["one"].resident_bytes() or 0) < 1 << 30
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

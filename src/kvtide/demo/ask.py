@@ -67,13 +67,15 @@ class Client:
         Raises:
             DemoError: The server failed, or answered otherwise than it was asked to.
         """
+        from httpx import HTTPError
         from openai import OpenAIError
 
         try:
             reply = await self._streamed(prompt, new_tokens)
-        except OpenAIError as error:
+        # A stream that breaks off in the middle is httpx' error, not the client's.
+        except (OpenAIError, HTTPError) as error:
             name = self.server.plan.name
-            raise DemoError(f"server {name} refused a request: {error}\n{self.server.log_tail()}") from None
+            raise DemoError(f"server {name} failed a request: {error!r}\n{self.server.log_tail()}") from None
         if not len(reply.token_ids) == len(reply.logprobs) == new_tokens:
             raise DemoError(
                 f"server {self.server.plan.name} gave {len(reply.token_ids)} tokens and {len(reply.logprobs)}"

@@ -52,7 +52,8 @@ class Figures:
         ttft_ms: ``recompute``, ``host_hit`` and ``engine_hit``: the same prompts, on the three servers.
         sources: By server name, over the requests that all three were asked.
         rushes: By server name.
-        host_bytes_used: The most seen in use.
+        host_bytes_used: The most seen in use, by kvtide's own account.
+        resident_bytes: By server name, the system's account: with kvtide it includes the whole pool.
     """
 
     verdict: Verdict
@@ -63,6 +64,7 @@ class Figures:
     loaded_bytes: int | None
     host_bytes_used: int | None
     host_bytes_budget: int | None
+    resident_bytes: Mapping[str, int | None]
 
 
 def figures_of(asked: Asked) -> Figures:
@@ -80,6 +82,7 @@ def figures_of(asked: Asked) -> Figures:
         loaded_bytes=asked.last.loaded_bytes,
         host_bytes_used=asked.used_bytes,
         host_bytes_budget=asked.last.pool_budget_bytes,
+        resident_bytes=asked.resident_bytes,
     )
 
 

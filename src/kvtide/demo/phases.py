@@ -81,12 +81,14 @@ class Asked:
         rushes: By server name, in the order in which they were asked.
         last: kvtide's server's counters at the end.
         used_bytes: The most host memory that any reading showed in use; ``None`` when none was shown.
+        resident_bytes: By server name, memory of its processes at the end, as the system counts it.
     """
 
     exchanges: tuple[Exchange, ...]
     rushes: Mapping[str, Rush]
     last: scrape.Scrape
     used_bytes: int | None
+    resident_bytes: Mapping[str, int | None]
 
 
 class Counters:
@@ -131,7 +133,8 @@ async def ask_all(servers: Mapping[str, Server], script: Script, encode: Encode,
             rushes[name] = await _rush(client, users, script)
             counters.read()
             display.step()
-        return Asked(tuple(exchanges), rushes, counters.last, counters.used_bytes)
+        resident_bytes = {name: server.resident_bytes() for name, server in servers.items()}
+        return Asked(tuple(exchanges), rushes, counters.last, counters.used_bytes, resident_bytes)
 
 
 async def _warm_up(clients: Mapping[str, Client], encode: Encode, display: Display) -> None:

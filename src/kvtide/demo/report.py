@@ -82,6 +82,7 @@ def as_json(report: Report) -> dict[str, object]:
         "host_bytes_budget": figures.host_bytes_budget,
         "host_bytes_used": figures.host_bytes_used,
         "bytes_moved": {"store": figures.stored_bytes, "load": figures.loaded_bytes},
+        "resident_bytes": dict(figures.resident_bytes),
         "token_sources": {name: asdict(sources) for name, sources in figures.sources.items()},
         "concurrent": {name: asdict(rush) for name, rush in figures.rushes.items()},
         "bars": [_bar_json(bar) for bar in report.bars],
@@ -105,6 +106,8 @@ MEANING = {
     "ttft_ms": "the same prompts on the three servers: those that were a host hit on kvtide's",
     "token_sources": "over the requests that all three servers were asked, which are all but first turns",
     "host_bytes_used": "the most that any reading of the server's metrics showed in use",
+    "resident_bytes": "the system's account of each server's processes at the end; with kvtide the whole pool"
+    " is in it, in use or not",
     "bytes_moved": "as last published by the server, warm-up included",
     "wall_s": "everything after the model was there: starting and ending the servers included",
 }

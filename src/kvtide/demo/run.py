@@ -69,7 +69,7 @@ def main(options: Options) -> int:
     try:
         with _ended_by_sigterm():
             found = run(options)
-    except DemoError as error:
+    except (DemoError, OSError) as error:
         console.print("demo: could not run", style="bold red")
         console.print(str(error), markup=False, highlight=False)
         return COULD_NOT_RUN

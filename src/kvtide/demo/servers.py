@@ -138,6 +138,11 @@ class Server:
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"the end of {self._log}:", *(f"  {line}" for line in lines)])
 
+    def resident_bytes(self) -> int | None:
+        """Memory of all its processes, what they share counted once; ``None`` if the system does not say."""
+        kibibytes = [_proportional_kib(process) for process in _group(self._process.pid)]
+        return sum(kibibytes) * 1024 if kibibytes and all(kibibytes) else None
+
     def signal(self, number: signal.Signals) -> None:
         """Send ``number`` to its first process, or to all its processes when that is SIGKILL."""
         with suppress(ProcessLookupError):
@@ -222,6 +227,25 @@ class Servers:
             for server in self._running:
                 server.signal(signal.SIGKILL)
                 server.reap()
+
+
+def _group(group_id: int) -> list[Path]:
+    """List the processes of a group, as folders under ``/proc``."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError, IndexError, ValueError):
+            # The name in brackets may hold anything; after it: state, parent, group.
+            if int(stat.read_text().rsplit(")", 1)[1].split()[2]) == group_id:
+                found.append(stat.parent)
+    return found
+
+
+def _proportional_kib(process: Path) -> int:
+    with suppress(OSError):
+        for line in (process / "smaps_rollup").read_text().splitlines():
+            if line.startswith("Pss:"):
+                return int(line.split()[1])
+    return 0
 
 
 def _free_ports(count: int) -> list[int]:

@@ -97,22 +97,22 @@ def _concurrent(report: Report) -> Section:
         )
         for name, rush in report.figures.rushes.items()
     ]
+    small_tokens = min(plan.pool_tokens for plan in report.plans)
+    longest_tokens = report.context_tokens()[1]
     return Section(
         "All users at once: their next turns",
         ("", "requests", "seconds", "output\ntokens/s", "first token\np50, ms", "\np95, ms"),
         tuple(rows),
+        f"A pool of {small_tokens:,} tokens holds {small_tokens // longest_tokens} of the longest prompts at a"
+        " time: the others wait, whatever is cached.",
     )
 
 
 def _facts(report: Report) -> Section:
     figures, verdict = report.figures, report.figures.verdict
-    rows = [
-        (
-            "answers after a load",
-            f"{verdict.compared_requests} compared, {verdict.diverging_requests} differ",
-        ),
-        ("tokens and log-probabilities", "equal, bit for bit" if verdict.exact else "NOT SHOWN TO BE EQUAL"),
-    ]
+    counts = f"{verdict.compared_requests} compared, {verdict.diverging_requests} differ"
+    equality = "equal, bit for bit" if verdict.exact else "NOT SHOWN TO BE EQUAL"
+    rows = [("answers after a load", counts), ("tokens and log-probabilities", equality)]
     if verdict.first_divergence is not None:
         rows.append(("first divergence", str(verdict.first_divergence)))
     if verdict.not_comparable:
@@ -122,11 +122,11 @@ def _facts(report: Report) -> Section:
         )
         count = len(verdict.not_comparable)
         rows.append((f"not comparable: {count}", f"cached with kvtide / reference: {listed}"))
+    memory = [_size(figures.host_bytes_used), _size(figures.host_bytes_budget)]
+    resident = [_size(figures.resident_bytes.get(name)) for name in (KVTIDE, RECOMPUTE)]
     rows += [
-        (
-            "host memory used / budget",
-            f"{_size(figures.host_bytes_used)} / {_size(figures.host_bytes_budget)}",
-        ),
+        ("host memory used / budget", " / ".join(memory)),
+        ("whole server, with kvtide / without", " / ".join(resident)),
         ("copied to host memory", _size(figures.stored_bytes)),
         ("copied back", _size(figures.loaded_bytes)),
         ("connector", report.connector),
