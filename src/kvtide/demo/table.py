@@ -103,8 +103,8 @@ def _concurrent(report: Report) -> Section:
         "All users at once: their next turns",
         ("", "requests", "seconds", "output\ntokens/s", "first token\np50, ms", "\np95, ms"),
         tuple(rows),
-        f"A pool of {small_tokens:,} tokens holds {small_tokens // longest_tokens} of the longest prompts at a"
-        " time: the others wait, whatever is cached.",
+        f"A pool of {small_tokens:,} tokens holds {small_tokens // longest_tokens} of the longest prompts"
+        " at a time: the others wait, whatever is cached.",
     )
 
 
