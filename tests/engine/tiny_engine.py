@@ -233,6 +233,7 @@ def tiny_engine(
     """
     pytest.importorskip("vllm")
     import torch
+    import torch._dynamo.config
     from vllm.distributed.kv_transfer import has_kv_transfer_group
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
@@ -260,7 +261,8 @@ def tiny_engine(
             pass
 
     logging.getLogger("vllm").setLevel(logging.ERROR)  # else a failure drowns in what vLLM says of itself
-    with pytest.MonkeyPatch.context() as patch:
+    # The sampler compiles one function when log-probabilities are asked for: seconds, and a C++ compiler.
+    with torch._dynamo.config.patch(disable=True), pytest.MonkeyPatch.context() as patch:
         # vLLM's CPU worker would bind threads to cores for good, replaces a function of torch and writes into
         # the environment. One thread is plenty for these models: two that wait for each other on a busy
         # machine take a hundred times as long.
