@@ -130,11 +130,13 @@ def test_a_reset_while_a_load_is_under_way(engine: TinyEngine, monkeypatch: pyte
         loads = engine.hold(patch, Direction.LOAD)
         name = until_loading(engine, prompt, loads)
         # vLLM's own answer is no: the request that is being loaded owns blocks. Ours are gone all the same.
+        failed_requests = engine.totals.get("failed_load_requests|", 0)
         assert not engine.llm.reset_prefix_cache(reset_connector=True)
         engine.step()
         loads.finish()
         (reply,) = engine.finish([name])
         engine.drain()
+    assert engine.totals["failed_load_requests|"] == failed_requests + 1, "KV of before the reset was used"
     assert reply.token_ids == before.token_ids
     assert reply.finish_reason == "length"
 

@@ -1,5 +1,7 @@
 """Preemption forced: more requests than the engine's pool can hold, and every answer as without it."""
 
+from typing import Any
+
 from engine import models
 from engine.tiny_engine import Reply, TinyEngine, prompt_of, tiny_engine
 
@@ -8,7 +10,7 @@ PROMPT_TOKENS = 70
 NEW_TOKENS = 120
 """A request grows from 3 blocks to 6: all of them are admitted, and half of them do not fit to the end."""
 
-OPTIONS = {"dtype": "float32", "max_model_len": 256}
+OPTIONS: dict[str, Any] = {"dtype": "float32", "max_model_len": 256}
 SMALL_POOL_BLOCKS = 22
 LARGE_POOL_BLOCKS = 200
 

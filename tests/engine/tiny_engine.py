@@ -4,6 +4,7 @@ Knows vLLM's engine and where kvtide's two halves hang in it. Does not know what
 One at a time: vLLM keeps the worker's connector and its process groups in module globals.
 """
 
+import gc
 import logging
 import random
 import threading
@@ -232,80 +233,92 @@ def tiny_engine(
         options: More of vLLM's engine arguments.
     """
     pytest.importorskip("vllm")
-    import torch
-    import torch._dynamo.config
     from vllm.distributed.kv_transfer import has_kv_transfer_group
+
+    assert not has_kv_transfer_group(), "another engine runs in this process, or has not been ended"
+    threads = _own_threads()
+    arguments = _defaults(model, pool_blocks) | options
+    if settings is not None:
+        arguments["kv_transfer_config"] = {
+            "kv_connector": "KVTideConnector",
+            "kv_role": "kv_both",
+            "kv_connector_extra_config": settings,
+        } | (transfer or {})
+    with _left_as_it_was():
+        engine = None
+        try:
+            engine = _started(arguments)
+            if settings is not None:
+                _wait_for_pool(engine)
+            yield engine
+        except BaseException:
+            print("kvtide has counted:", engine.totals if engine is not None else "nothing")
+            raise
+        finally:
+            if engine is not None:
+                engine.llm.engine_core.shutdown()
+            _forget_globals()
+    assert _own_threads() <= threads, "an engine that has ended left threads"
+
+
+def _started(arguments: dict[str, Any]) -> TinyEngine:
     from vllm.engine.arg_utils import EngineArgs
     from vllm.v1.engine.llm_engine import LLMEngine
     from vllm.v1.executor import Executor
     from vllm.v1.metrics.loggers import StatLoggerBase
 
-    assert not has_kv_transfer_group(), "another engine runs in this process, or has not been ended"
     listeners: list[TinyEngine] = []
 
     class Listener(StatLoggerBase):  # type: ignore[misc]
         def __init__(self, vllm_config: Any, engine_index: int = 0) -> None:
             pass
 
-        def record(
-            self,
-            scheduler_stats: Any,
-            iteration_stats: Any,
-            mm_cache_stats: Any = None,
-            engine_idx: int = 0,
-        ) -> None:
+        def record(self, scheduler_stats: Any, iteration_stats: Any, *_: Any, **__: Any) -> None:
             for listener in listeners:
                 listener.record(scheduler_stats, iteration_stats)
 
         def log_engine_initialized(self) -> None:
             pass
 
-    logging.getLogger("vllm").setLevel(logging.ERROR)  # else a failure drowns in what vLLM says of itself
+    config = EngineArgs(**arguments).create_engine_config()
+    llm = LLMEngine(
+        config,
+        Executor.get_class(config),
+        log_stats=True,
+        stat_loggers=[Listener],
+        multiprocess_mode=False,
+    )
+    listeners.append(TinyEngine(llm))
+    return listeners[0]
+
+
+@contextmanager
+def _left_as_it_was() -> Iterator[None]:
+    """Undo what a start of vLLM does to its process, and keep it from doing more."""
+    import torch
+    import torch._dynamo.config
+
+    set_num_threads, threads = torch.set_num_threads, torch.get_num_threads()
+    log = logging.getLogger("vllm")
+    level = log.level
     # The sampler compiles one function when log-probabilities are asked for: seconds, and a C++ compiler.
     with torch._dynamo.config.patch(disable=True), pytest.MonkeyPatch.context() as patch:
-        # vLLM's CPU worker would bind threads to cores for good, replaces a function of torch and writes into
-        # the environment. One thread is plenty for these models: two that wait for each other on a busy
-        # machine take a hundred times as long.
         patch.setenv("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
-        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
-        patch.setenv("VLLM_DIST_IDENT", "")
         patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.setenv("VLLM_DIST_IDENT", "")  # the worker writes it
+        # Else a failure drowns in what vLLM says of itself.
         patch.setenv("VLLM_LOGGING_LEVEL", "ERROR")
-        patch.setattr(torch, "set_num_threads", torch.set_num_threads)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(1)
-        arguments = _defaults(model, pool_blocks) | options
-        if settings is not None:
-            arguments["kv_transfer_config"] = {
-                "kv_connector": "KVTideConnector",
-                "kv_role": "kv_both",
-                "kv_connector_extra_config": settings,
-            } | (transfer or {})
-        llm = None
+        log.setLevel(logging.ERROR)
+        # The worker would bind threads to cores for good. One thread is plenty for these models: two that
+        # wait for each other on a busy machine take a hundred times as long.
+        patch.setenv("VLLM_CPU_OMP_THREADS_BIND", "nobind")
+        set_num_threads(1)
         try:
-            config = EngineArgs(**arguments).create_engine_config()
-            llm = LLMEngine(
-                config,
-                Executor.get_class(config),
-                log_stats=True,
-                stat_loggers=[Listener],
-                multiprocess_mode=False,
-            )
-            engine = TinyEngine(llm)
-            if settings is not None:
-                _wait_for_pool(engine)
-            listeners.append(engine)
-            try:
-                yield engine
-            except BaseException:
-                print("kvtide has counted:", engine.totals)
-                raise
+            yield
         finally:
-            if llm is not None:
-                llm.engine_core.shutdown()
-            _forget_globals()
-            patch.undo()
-            torch.set_num_threads(threads)
+            log.setLevel(level)
+            torch.set_num_threads = set_num_threads  # the worker replaces it
+            set_num_threads(threads)
 
 
 def _wait_for_pool(engine: TinyEngine) -> None:
@@ -335,13 +348,13 @@ def _defaults(model: Path, pool_blocks: int) -> dict[str, Any]:
 
 def _forget_globals() -> None:
     """What vLLM leaves behind, in particular after a start that has failed."""
-    import gc
-
     from vllm.distributed.kv_transfer import ensure_kv_transfer_shutdown
     from vllm.distributed.parallel_state import cleanup_dist_env_and_memory
 
     ensure_kv_transfer_shutdown()
     cleanup_dist_env_and_memory()
     gc.unfreeze()
-    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("kvtide")]
-    assert not left, f"an engine that has ended left threads: {left}"
+
+
+def _own_threads() -> set[threading.Thread]:
+    return {thread for thread in threading.enumerate() if thread.name.startswith("kvtide")}
