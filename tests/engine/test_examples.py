@@ -6,15 +6,12 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pytest
-
 from engine import models
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "offline_vllm.py"
 
 
 def test_offline_vllm_brings_a_prompt_back() -> None:
-    pytest.importorskip("vllm")
     environment = os.environ | {
         "HF_HUB_OFFLINE": "1",
         "VLLM_LOGGING_LEVEL": "ERROR",

@@ -10,7 +10,6 @@ BY_PATH = {"kv_connector_module_path": "kvtide.vllm.connector"}
 
 
 def test_by_module_path_without_the_plugin(monkeypatch: pytest.MonkeyPatch) -> None:
-    pytest.importorskip("vllm")
     from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
     from vllm.plugins import load_general_plugins
 

@@ -232,7 +232,6 @@ def tiny_engine(
         transfer: More of vLLM's ``kv_transfer_config``.
         options: More of vLLM's engine arguments.
     """
-    pytest.importorskip("vllm")
     from vllm.distributed.kv_transfer import has_kv_transfer_group
 
     assert not has_kv_transfer_group(), "another engine runs in this process, or has not been ended"
