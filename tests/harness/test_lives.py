@@ -4,6 +4,7 @@ The model refuses to read a byte that its prefix does not demand, so every test 
 right ones.
 """
 
+import time
 from collections.abc import Callable
 
 import pytest
@@ -231,6 +232,26 @@ def test_a_load_into_blocks_that_a_store_still_reads_waits_for_that_store_alone(
     assert len(harness.load.held) == 1
     harness.drain()
     assert harness.outputs["loader"] == PatternModel.answer(PROMPT, 1)
+
+
+def test_a_load_behind_a_store_that_never_ends_is_given_up_and_computed(build: Build) -> None:
+    harness = build(num_blocks=11, transfer_deadline_s=0.02)
+    run(harness, "first", PROMPT)
+    run(harness, "second", OTHERS[1])
+    harness.scheduler.reset_prefix_cache()
+    harness.add("writer", OTHERS[2], 1)
+    for _ in range(3):
+        harness.step()
+    reading = list(harness.store.held)
+    harness.store.wedged.update(reading)
+    harness.add("loader", PROMPT, 1)
+    harness.step()
+    time.sleep(0.03)
+    for _ in range(6):
+        harness.step()
+    assert harness.outputs["loader"] == PatternModel.answer(PROMPT, 1)
+    assert harness.counted.data["failed_load_requests|"] == 1
+    harness.drain()
 
 
 def test_preempted_requests_end_with_the_right_tokens(build: Build) -> None:

@@ -63,7 +63,8 @@ class OffloadingWorker:
         self._flush_limit_s = flush_limit_s
         self._open: dict[JobId, TransferJob] = {}
         self._deferred: list[TransferJob] = []  # stores whose forward has not ended yet
-        self._parked: list[TransferJob] = []  # loads behind a copy that still touches their blocks
+        # Loads behind a copy that still touches their blocks, and until when they wait.
+        self._parked: list[tuple[TransferJob, float]] = []
         self._void: set[JobId] = set()  # end as failed, whatever their copy did
         self._answers: dict[HopKey, HopResult] = {}
         self._loads = LoadResults()
@@ -100,7 +101,7 @@ class OffloadingWorker:
         self.begin_step(step)
         for job in step.jobs:
             if job.direction is Direction.LOAD and job.job_id in self._open:
-                self._parked.append(job)
+                self._parked.append((job, time.monotonic() + job.deadline_s))
         self._unpark()
 
     def forward_ended(self) -> None:
@@ -161,10 +162,14 @@ class OffloadingWorker:
     def _unpark(self) -> None:
         if not self._parked:
             return
+        now_s = time.monotonic()
         parked, self._parked = self._parked, []
-        for job in parked:
-            if job.job_id not in self._void and any(other in self._open for other in job.after):
-                self._parked.append(job)
+        for job, until_s in parked:
+            behind = any(other in self._open for other in job.after)
+            if behind and now_s > until_s:
+                self._end(job, success=False)
+            elif behind and job.job_id not in self._void:
+                self._parked.append((job, until_s))
             else:
                 self._submit(job)
 
@@ -173,10 +178,10 @@ class OffloadingWorker:
         began_s = time.monotonic()
         flushed = [job_id for job_id in job_ids if job_id in self._open]
         # A load that has not begun must not begin in blocks that belong to somebody else now.
-        for job in [job for job in self._parked if job.job_id in flushed]:
-            self._parked.remove(job)
-            flushed.remove(job.job_id)
-            self._end(job, success=False)
+        for parked in [parked for parked in self._parked if parked[0].job_id in flushed]:
+            self._parked.remove(parked)
+            flushed.remove(parked[0].job_id)
+            self._end(parked[0], success=False)
         self._metrics.add("flushed_stores", len(flushed))
         for direction, handler in self._handlers.items():
             waited = {job_id for job_id in flushed if self._open[job_id].direction is direction}

@@ -5,6 +5,7 @@ after each. Compiled by numba at start; torch is not called here, its thread poo
 from a second thread.
 """
 
+import contextlib
 from typing import Any
 
 import numpy as np
@@ -74,7 +75,8 @@ def _be_quiet_when_looked_at() -> None:
     # vLLM 0.32 looks at every name of every loaded module when a CPU worker starts
     # (triton_utils/dispatcher.py). llvmlite's library answers any name, "__dict__" too, with a function of
     # that name, and the start ends there: the second engine of a process that has loaded us.
-    ffi.lib._fntab.setdefault("__dict__", {})
+    with contextlib.suppress(AttributeError):  # another llvmlite keeps its functions elsewhere
+        ffi.lib._fntab.setdefault("__dict__", {})
 
 
 def _compiled() -> Any:
