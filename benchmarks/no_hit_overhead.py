@@ -6,14 +6,16 @@ kvtide looks up, stores and evicts for nothing. Knows what is compared and what 
 are run and samples are taken is the frame's.
 """
 
+import contextlib
 import time
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from benchmarks.frame.bars import at_least, at_most
-from benchmarks.frame.engine_child import Batch, BatchResult, Ready
+from benchmarks.frame.engine_child import Batch, BatchResult
 from benchmarks.frame.engines import EngineProcess
 from benchmarks.frame.machine import QUIET_CORES, Bystanders, wait_quiet
 from benchmarks.frame.models import model_folder
@@ -36,11 +38,13 @@ BATCH_REQUESTS = 12
 CONCURRENT_REQUESTS = 6
 HOST_MEMORY = "128MiB"  # about 1 batch: every later one evicts what the last has stored
 
-PAIRS = 16
+# Where a process's pages lie is a matter of luck that lasts as long as the process: fresh ones are drawn.
+SESSIONS = 2
+SESSION_PAIRS = 8
+PAIRS = SESSIONS * SESSION_PAIRS
 MIN_PAIRS = 10
-MAX_PAIRS = 3 * PAIRS  # disturbed pairs are measured again
 WARM_UP_PAIRS = 2
-MEASURE_LIMIT_S = 420.0  # on a busy machine: then the pairs there are have to do
+SESSION_LIMIT_S = 200.0  # on a busy machine: then the pairs there are have to do
 WAIT_LIMIT_S = 30.0  # for quiet, before each pair
 SEED = 2
 SPECIAL_TOKENS = 1000  # ids below may mean something to a tokenizer; none is needed
@@ -49,6 +53,8 @@ THROUGHPUT_BAR = 0.97
 LOWER_BOUND_BAR = 0.94
 CPU_BAR = 1.03
 IDLE_CORES = 0.05
+
+ROUND_STRIDE = 1000  # rounds of different sessions have different numbers
 
 ENGINE: Mapping[str, Any] = {
     "dtype": "bfloat16",
@@ -154,8 +160,8 @@ def _plots(
 class _Prompts:
     """Batches of prompts of which no two begin alike, so that no block of any can be a hit."""
 
-    def __init__(self, vocabulary: int) -> None:
-        self._random = np.random.default_rng(SEED)
+    def __init__(self, vocabulary: int, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
         self._vocabulary = vocabulary
         self._beginnings: set[tuple[int, ...]] = set()
 
@@ -173,64 +179,74 @@ class _Prompts:
 @benchmark(
     "no_hit_overhead",
     asks="What does kvtide cost when there is no hit to be had?",
-    about_s=210,
+    about_s=240,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:
-    """Start both engines, warm them up, and let them take turns."""
+    """Start both engines, warm them up, and let them take turns; twice."""
     bench.progress("the model", 0, PAIRS)
     model = model_folder(bench.model, lambda text: bench.progress(text, 0, PAIRS))
+    samples: list[Sample] = []
+    for session in range(SESSIONS):
+        bench.progress(f"session {session + 1}: starting two engines", session * SESSION_PAIRS, PAIRS)
+        with contextlib.ExitStack() as running:
+            engines = {
+                arm: running.enter_context(_engine(arm, bench.folder, model))
+                # The same luck for both: who starts first has the emptier machine.
+                for arm in (ARMS if session % 2 == 0 else ARMS[::-1])
+            }
+            ready = {arm: engine.ready() for arm, engine in engines.items()}
+            if ready[WITH] != ready[WITHOUT]:
+                raise UnfitError(f"the engines differ: {ready}")
+            prompts = _Prompts(ready[WITH].vocabulary, SEED + session)
+            samples += _session(bench, engines, prompts, session)
+    return samples
+
+
+def _engine(arm: str, folder: Path, model: Path) -> EngineProcess:
     arguments = {"model": str(model), **ENGINE}
-    with (
-        EngineProcess(
-            WITH, bench.folder / "engine-kvtide.log", {**arguments, "kv_transfer_config": dict(CONNECTOR)}
-        ) as with_kvtide,
-        EngineProcess(WITHOUT, bench.folder / "engine-none.log", arguments) as without,
-    ):
-        engines = {WITH: with_kvtide, WITHOUT: without}
-        bench.progress("starting two engines", 0, PAIRS)
-        ready = {arm: engine.ready() for arm, engine in engines.items()}
-        return _take_turns(bench, engines, _common(ready))
+    if arm == WITH:
+        arguments["kv_transfer_config"] = dict(CONNECTOR)
+    return EngineProcess(arm, folder / f"engine-{arm}.log", arguments)
 
 
-def _common(ready: Mapping[str, Ready]) -> _Prompts:
-    if ready[WITH] != ready[WITHOUT]:
-        raise UnfitError(f"the engines differ: {ready}")
-    return _Prompts(ready[WITH].vocabulary)
-
-
-def _take_turns(bench: Bench, engines: Mapping[str, EngineProcess], prompts: _Prompts) -> list[Sample]:
+def _session(
+    bench: Bench, engines: Mapping[str, EngineProcess], prompts: _Prompts, session: int
+) -> list[Sample]:
+    done = session * SESSION_PAIRS
     for index, order in rounds(ARMS, WARM_UP_PAIRS):
-        bench.progress(f"warming up {index + 1}/{WARM_UP_PAIRS}", 0, PAIRS)
+        bench.progress(f"session {session + 1}: warming up {index + 1}/{WARM_UP_PAIRS}", done, PAIRS)
         batch = prompts.batch()
         for arm in order:
             engines[arm].run(batch)
     samples: list[Sample] = []
-    give_up_s = time.monotonic() + MEASURE_LIMIT_S
+    give_up_s = time.monotonic() + SESSION_LIMIT_S
     quiet_count = 0
-    for index, order in rounds(ARMS, MAX_PAIRS):
-        if quiet_count >= PAIRS or time.monotonic() > give_up_s:
+    for index, order in rounds(ARMS):
+        if quiet_count >= SESSION_PAIRS or time.monotonic() > give_up_s:
             break
-        bench.progress(f"pair {index + 1}: waiting for quiet", quiet_count, PAIRS)
+        bench.progress(f"session {session + 1}, pair {index + 1}", done + quiet_count, PAIRS)
         wait_quiet(WAIT_LIMIT_S)
-        bench.progress(f"pair {index + 1}: {' then '.join(order)}", quiet_count, PAIRS)
         batch = prompts.batch()
-        pair = [_sample(index, place, arm, engines[arm], batch) for place, arm in enumerate(order)]
+        pair = [
+            {"session": session, "round": ROUND_STRIDE * session + index, "place": place, "arm": arm}
+            | _measured(engines[arm], batch)
+            for place, arm in enumerate(order)
+        ]
         samples += pair
         quiet_count += len(undisturbed(whole_rounds(pair, ARMS), QUIET_CORES))
     return samples
 
 
-def _sample(index: int, place: int, arm: str, engine: EngineProcess, batch: Batch) -> Sample:
+def _measured(engine: EngineProcess, batch: Batch) -> dict[str, Any]:
     with Bystanders() as bystanders:
         result = engine.run(batch)
     return {
-        "round": index,
-        "place": place,
-        "arm": arm,
         "wall_s": result.wall_s,
         "cpu_s": result.cpu_s,
+        "idle_s": result.idle_s,
         "idle_cpu_s": result.idle_cpu_s,
+        "page_faults": result.page_faults,
         "rested": result.rested,
         "output_tokens": result.output_tokens,
         "cached_tokens": result.cached_tokens,

@@ -13,13 +13,6 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
 
-ENVIRONMENT = {
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_DO_NOT_TRACK": "1",
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-    "VLLM_LOGGING_LEVEL": "WARNING",
-}
-
 REST_WINDOW_S = 0.05
 REST_CORES = 0.05  # an idle interpreter with its timers stays below
 REST_LIMIT_S = 3.0
@@ -59,7 +52,9 @@ class BatchResult:
         wall_s: From handing over the batch to the last token.
         cpu_s: Processor time of the process from the start of the batch until it has come to rest, so
             that copies which end after the last token are counted.
-        idle_cpu_s: The same between the rest before this batch and its start.
+        idle_s: Time between the rest before this batch and its start.
+        idle_cpu_s: Processor time of the process in it.
+        page_faults: During the batch, those that needed no disk.
         output_tokens: Tokens generated.
         cached_tokens: Prompt tokens that were not computed, wherever they came from.
         rested: Whether the process has come to rest at all.
@@ -68,7 +63,9 @@ class BatchResult:
 
     wall_s: float
     cpu_s: float
+    idle_s: float
     idle_cpu_s: float
+    page_faults: int
     output_tokens: int
     cached_tokens: int
     rested: bool
@@ -91,7 +88,6 @@ def serve(pipe: Connection, log: str, arguments: Mapping[str, Any]) -> None:
         arguments: For vLLM's ``LLM``.
     """
     _print_into(log)
-    os.environ.update(ENVIRONMENT)
     try:
         engine = _Engine(arguments)
         pipe.send(engine.ready())
@@ -118,8 +114,8 @@ class _Engine:
         # Counting is on, as in a server: what it costs belongs to both sides.
         self._llm = LLM(**arguments, disable_log_stats=False)
         self._rest()
-        self._rested_at_cpu_s = _cpu_s()
         self._counted = self._counters()
+        self._rested_at_s, self._rested_at_cpu_s = time.perf_counter(), _cpu_s()
 
     def ready(self) -> Ready:
         import torch
@@ -134,18 +130,20 @@ class _Engine:
         sampling = SamplingParams(
             temperature=0, max_tokens=batch.output_tokens, ignore_eos=True, detokenize=False
         )
-        began_cpu_s, began_s = _cpu_s(), time.perf_counter()
+        began_faults, began_cpu_s, began_s = _page_faults(), _cpu_s(), time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         wall_s = time.perf_counter() - began_s
         rested = self._rest()
-        ended_cpu_s = _cpu_s()
-        idle_cpu_s = began_cpu_s - self._rested_at_cpu_s
+        ended_cpu_s, page_faults = _cpu_s(), _page_faults() - began_faults
+        idle_s, idle_cpu_s = began_s - self._rested_at_s, began_cpu_s - self._rested_at_cpu_s
         counted, self._counted = self._counted, self._counters()
-        self._rested_at_cpu_s = _cpu_s()
+        self._rested_at_s, self._rested_at_cpu_s = time.perf_counter(), _cpu_s()
         return BatchResult(
             wall_s,
             ended_cpu_s - began_cpu_s,
+            idle_s,
             idle_cpu_s,
+            page_faults,
             sum(len(output.outputs[0].token_ids) for output in outputs),
             sum(output.num_cached_tokens or 0 for output in outputs),
             rested,
@@ -179,3 +177,7 @@ class _Engine:
 def _cpu_s() -> float:
     used = resource.getrusage(resource.RUSAGE_SELF)
     return used.ru_utime + used.ru_stime
+
+
+def _page_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

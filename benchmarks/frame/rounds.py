@@ -5,14 +5,15 @@ cache) falls on every arm alike when they take turns, and first place falls on e
 the order rotates.
 """
 
+import itertools
 from collections.abc import Iterator, Sequence
 
 from benchmarks.frame.registry import Sample, UnfitError
 
 
-def rounds(arms: Sequence[str], count: int) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """Yield ``count`` rounds as (round index, arms in order): A B, B A, A B, ..."""
-    for index in range(count):
+def rounds(arms: Sequence[str], count: int | None = None) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """Yield ``count`` rounds, or without end, as (round index, arms in order): A B, B A, A B, ..."""
+    for index in itertools.count() if count is None else range(count):
         first = index % len(arms)
         yield index, (*arms[first:], *arms[:first])
 
