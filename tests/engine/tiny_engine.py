@@ -241,7 +241,8 @@ def tiny_engine(
         arguments["kv_transfer_config"] = {
             "kv_connector": "KVTideConnector",
             "kv_role": "kv_both",
-            "kv_connector_extra_config": settings,
+            # Machines are shared: a store that is slow for want of a core must not be cancelled by a step.
+            "kv_connector_extra_config": {"flush_limit_s": 30.0, **settings},
         } | (transfer or {})
     with _left_as_it_was():
         engine = None
