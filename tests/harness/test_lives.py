@@ -10,6 +10,7 @@ from collections.abc import Callable
 import pytest
 from vllm.v1.request import RequestStatus
 
+from kvtide.jobs import JobId
 from kvtide.vllm.testing import Harness
 from kvtide.vllm.testing.model import PatternModel
 
@@ -38,6 +39,18 @@ def stored(harness: Harness) -> int:
     group = scheduler._geometry.groups[0]
     run_ = group.run(probe.block_hashes, 0, len(probe.block_hashes) // group.hashes_per_chunk)
     return scheduler._manager.lookup(run_, None).ready_count
+
+
+def a_store_that_reads_the_blocks_of_the_next_load(harness: Harness) -> list[JobId]:
+    """PROMPT is in host memory alone; the free blocks are those of a finished request still being stored."""
+    run(harness, "first", PROMPT)
+    run(harness, "second", OTHERS[1])
+    harness.scheduler.reset_prefix_cache()
+    harness.add("writer", OTHERS[2], 1)
+    for _ in range(3):
+        harness.step()
+    assert harness.store.held
+    return list(harness.store.held)
 
 
 def hit_tokens(harness: Harness) -> float:
@@ -213,14 +226,7 @@ def test_a_wedged_store_never_becomes_visible_and_the_step_goes_on(build: Build)
 
 def test_a_load_into_blocks_that_a_store_still_reads_waits_for_that_store_alone(build: Build) -> None:
     harness = build(num_blocks=11)
-    run(harness, "first", PROMPT)
-    run(harness, "second", OTHERS[1])
-    harness.scheduler.reset_prefix_cache()
-    harness.add("writer", OTHERS[2], 1)
-    for _ in range(3):
-        harness.step()
-    reading = list(harness.store.held)
-    assert reading
+    a_store_that_reads_the_blocks_of_the_next_load(harness)
     harness.add("loader", PROMPT, 1)
     for _ in range(4):
         harness.step()
@@ -236,13 +242,7 @@ def test_a_load_into_blocks_that_a_store_still_reads_waits_for_that_store_alone(
 
 def test_a_load_behind_a_store_that_never_ends_is_given_up_and_computed(build: Build) -> None:
     harness = build(num_blocks=11, transfer_deadline_s=0.02)
-    run(harness, "first", PROMPT)
-    run(harness, "second", OTHERS[1])
-    harness.scheduler.reset_prefix_cache()
-    harness.add("writer", OTHERS[2], 1)
-    for _ in range(3):
-        harness.step()
-    reading = list(harness.store.held)
+    reading = a_store_that_reads_the_blocks_of_the_next_load(harness)
     harness.store.wedged.update(reading)
     harness.add("loader", PROMPT, 1)
     harness.step()
