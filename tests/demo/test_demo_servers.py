@@ -72,6 +72,22 @@ def test_no_process_is_left_whatever_happens_inside(
     assert all_end(pids)
 
 
+def test_a_paused_server_does_nothing_until_it_is_awake_and_ends_all_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    serve(monkeypatch, HEALTHY.format(prelude=""))
+    with Servers([Plan("one", 8)], tmp_path, tmp_path, print) as running:
+        running["one"].pause()
+        with pytest.raises(DemoError, match="timed out"):
+            running["one"].get("/health", limit_s=0.2)
+        with running["one"].awake():
+            assert running["one"].get("/health") == "fine"
+        with pytest.raises(DemoError, match="timed out"):
+            running["one"].get("/health", limit_s=0.2)
+        pids = children(tmp_path)
+    assert all_end(pids)
+
+
 def test_a_server_that_does_not_start_shows_the_end_of_its_log(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -3,8 +3,8 @@
 Knows users, turns and servers. Does not judge: it hands out what was answered and what the servers counted.
 
 First one request at a time, round-robin over the users, so that each pushes the others out of a small pool;
-the three servers are asked alternately, never at the same time. Then all users at once, one server after
-another.
+the three servers are asked alternately, never at the same time, and whichever is not asked is paused. Then
+all users at once, one server after another.
 """
 
 import asyncio
@@ -26,6 +26,9 @@ WARM_UP_TOKENS = 8
 # The recompute server is there for its time to first token: it is asked for less, and not for first turns,
 # which are computed everywhere.
 RECOMPUTE_TOKENS = 8
+# Between an answer and the pause of its server: what is left to do after an answer, such as the last stores,
+# is done in nobody's time, as it would be with a user who reads before asking again.
+SETTLE_S = 0.03
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +104,8 @@ class Counters:
 
     def read(self) -> scrape.Scrape:
         """Read them now and remember the most memory seen in use."""
-        self.last = scrape.read(self._server.get("/metrics"))
+        with self._server.awake():
+            self.last = scrape.read(self._server.get("/metrics"))
         if self.last.pool_used_bytes is not None:
             self.used_bytes = max(self.used_bytes or 0, self.last.pool_used_bytes)
         return self.last
@@ -123,6 +127,8 @@ async def ask_all(servers: Mapping[str, Server], script: Script, encode: Encode,
     users = conversations(encode, script.user_count)
     async with AsyncExitStack() as stack:
         clients = {name: await stack.enter_async_context(Client(server)) for name, server in servers.items()}
+        for server in servers.values():
+            server.pause()
         await _warm_up(clients, encode, display)
         counters = Counters(servers[KVTIDE])
         exchanges = await _one_at_a_time(clients, users, script, counters, display)
@@ -130,7 +136,8 @@ async def ask_all(servers: Mapping[str, Server], script: Script, encode: Encode,
         display.stage("all users at once", len(clients))
         for name, client in clients.items():
             display.now(f"{name}: {script.user_count} users")
-            rushes[name] = await _rush(client, users, script)
+            with client.server.awake():
+                rushes[name] = await _rush(client, users, script)
             counters.read()
             display.step()
         resident_bytes = {name: server.resident_bytes() for name, server in servers.items()}
@@ -145,7 +152,7 @@ async def _warm_up(clients: Mapping[str, Client], encode: Encode, display: Displ
     for prompt in prompts:
         for name, client in clients.items():
             display.now(name)
-            await client.ask(prompt, WARM_UP_TOKENS)
+            await _ask_alone(client, prompt, WARM_UP_TOKENS)
             display.step()
 
 
@@ -168,13 +175,20 @@ async def _one_at_a_time(
                     continue
                 display.now(f"turn {turn + 1}, user {user + 1}: {name}")
                 new_tokens = RECOMPUTE_TOKENS if name == RECOMPUTE else script.new_tokens
-                replies[name] = await clients[name].ask(prompt, new_tokens)
+                replies[name] = await _ask_alone(clients[name], prompt, new_tokens)
             loaded_tokens = counters.loaded_tokens_since_last()
             exchanges.append(Exchange(user, turn, question, replies, loaded_tokens))
             # What kvtide's server really said goes on being the history, for all three.
             conversation.answered(prompt, list(replies[KVTIDE].token_ids))
             display.step()
     return exchanges
+
+
+async def _ask_alone(client: Client, prompt: list[int], new_tokens: int) -> Reply:
+    with client.server.awake():
+        reply = await client.ask(prompt, new_tokens)
+        await asyncio.sleep(SETTLE_S)
+    return reply
 
 
 def _order(names: list[str], offset: int) -> list[str]:

@@ -103,7 +103,8 @@ MEANING = {
     " and whose cached length is that of the reference",
     "prompt_tokens": "sum over compared requests",
     "loaded_tokens": "sum over compared requests, by kvtide's own counter read before and after each",
-    "ttft_ms": "the same prompts on the three servers: those that were a host hit on kvtide's",
+    "ttft_ms": "of one request at a time, the other two servers being paused (SIGSTOP); the same prompts on"
+    " all three: those that were a host hit on kvtide's server",
     "token_sources": "over the requests that all three servers were asked, which are all but first turns",
     "host_bytes_used": "the most that any reading of the server's metrics showed in use",
     "resident_bytes": "the system's account of each server's processes at the end; with kvtide the whole pool"

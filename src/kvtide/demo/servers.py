@@ -10,8 +10,8 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -86,6 +86,8 @@ def environment_of(inherited: Mapping[str, str], core_count: int) -> dict[str, s
         # vLLM compiles one small function of the sampler when log-probabilities are asked for: fifteen
         # seconds in the first request, and a C++ compiler that a fresh machine does not have.
         "TORCHDYNAMO_DISABLE": "1",
+        # A connection that the server closes just as a question is sent on it would be a lost request.
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "3600",
     }
 
 
@@ -138,15 +140,32 @@ class Server:
         lines = self._log.read_text(errors="replace").splitlines()[-LOG_TAIL_LINES:]
         return "\n".join([f"the end of {self._log}:", *(f"  {line}" for line in lines)])
 
+    @contextmanager
+    def awake(self) -> Iterator[None]:
+        """Let it run within, and pause it after that."""
+        self.signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self.pause()
+
+    def pause(self) -> None:
+        """Stop all its processes until it is awake again.
+
+        vLLM's workers spin for a second after each answer, and their threads are bound to cores: the next
+        server that is asked would have them on its own. A paused server takes no time from anybody.
+        """
+        self.signal(signal.SIGSTOP)
+
     def resident_bytes(self) -> int | None:
         """Memory of all its processes, what they share counted once; ``None`` if the system does not say."""
         kibibytes = [_proportional_kib(process) for process in _group(self._process.pid)]
         return sum(kibibytes) * 1024 if kibibytes and all(kibibytes) else None
 
     def signal(self, number: signal.Signals) -> None:
-        """Send ``number`` to its first process, or to all its processes when that is SIGKILL."""
+        """Send ``number`` to all its processes; SIGTERM to the first, which ends the others in order."""
         with suppress(ProcessLookupError):
-            if number is signal.SIGKILL:
+            if number is not signal.SIGTERM:
                 os.killpg(self._process.pid, number)
             elif self._process.poll() is None:
                 self._process.send_signal(number)
@@ -218,6 +237,8 @@ class Servers:
     def _stop(self) -> None:
         try:
             for server in self._running:
+                # What is stopped hears nothing.
+                server.signal(signal.SIGCONT)
                 server.signal(signal.SIGTERM)
             deadline_s = time.monotonic() + TERM_LIMIT_S
             while time.monotonic() < deadline_s and not all(server.is_gone() for server in self._running):

@@ -81,7 +81,8 @@ def _sequential(report: Report) -> Section:
         ("", "engine's pool,\ntokens", "first token\np50, ms", "\np95, ms",
          "prompt tokens\ncomputed", "\nengine hit", "\nloaded"),
         tuple(rows),
-        f"First turns are computed everywhere and not counted. The recompute server is asked for"
+        f"While one server answers, the others are paused. First turns are computed everywhere and not"
+        f" counted. The recompute server is asked for"
         f" {RECOMPUTE_TOKENS} tokens a turn, the others for {report.script.new_tokens}.",
     )  # fmt: skip
 
