@@ -33,7 +33,7 @@ def exchange(user: int, turn: int) -> Exchange:
 
 def make_report(exchanges: list[Exchange] | None = None, last: Scrape | None = None) -> Report:
     exchanges = exchanges or [exchange(user, turn) for turn in range(6) for user in range(9)]
-    last = last or Scrape(45 * 1280, 3_000_000, 2_000_000, 400, 1000)
+    last = last or Scrape(45 * 1280, 3_000_000, 2_000_000, 0.3, 0.2, 400, 1000)
     rush = Rush((reply(100.0, 1280), reply(200.0, 1280)), 2.0)
     rushes = {KVTIDE: rush, RECOMPUTE: rush, REFERENCE: rush}
     figures = figures_of(Asked(tuple(exchanges), rushes, last, last.pool_used_bytes, {KVTIDE: 3 << 30}))

@@ -76,7 +76,7 @@ def test_each_bar_can_be_missed_alone(report: Report) -> None:
 
 
 def test_memory_without_a_budget_is_a_bar_missed(report: Report) -> None:
-    assert missed(report, host_bytes_budget=None) == [4]
+    assert missed(report, last=replace(report.figures.last, pool_budget_bytes=None)) == [4]
     assert missed(report, host_bytes_used=None) == [4]
 
 
@@ -87,6 +87,7 @@ vllm:kvtide_hit_tokens_total{engine="0",medium="host",model_name="m"} 1280.0
 vllm:kvtide_hit_tokens_created{engine="0",medium="host",model_name="m"} 1.79e+09
 vllm:kvtide_transfer_bytes_total{direction="store",engine="0"} 2e+06
 vllm:kvtide_transfer_bytes_total{direction="load",engine="0"} 1.5e+06
+vllm:kvtide_transfer_seconds_total{direction="load",engine="0"} 0.25
 vllm:kvtide_pool_used_bytes{engine="0"} 300.0
 vllm:kvtide_pool_budget_bytes{engine="0"} 1024.0
 vllm:external_prefix_cache_hits_total{engine="0"} 77.0
@@ -95,12 +96,12 @@ up 1.0
 
 
 def test_a_metrics_page_is_read() -> None:
-    assert read(PAGE) == Scrape(1280, 1_500_000, 2_000_000, 300, 1024)
+    assert read(PAGE) == Scrape(1280, 1_500_000, 2_000_000, 0.25, None, 300, 1024)
 
 
 def test_without_kvtide_vllms_own_count_stands_in_and_the_rest_is_not_reported() -> None:
     others = "\n".join(line for line in PAGE.splitlines() if "kvtide" not in line)
-    assert read(others) == Scrape(77, None, None, None, None)
+    assert read(others) == Scrape(77, None, None, None, None, None, None)
 
 
 def test_series_are_summed_over_what_is_not_asked_for() -> None:

@@ -58,7 +58,7 @@ def test_a_summary_leaves_out_what_does_not_fit_a_screen(report_of: Callable[...
 def test_the_tables_fit_100_columns_and_say_what_was_missed(
     report_of: Callable[..., Report], tmp_path: Path
 ) -> None:
-    found = report_of(last=Scrape(None, None, None, None, None))
+    found = report_of(last=Scrape(None, None, None, None, None, None, None))
     sink = StringIO()
     table.show(found, Console(file=sink, width=table.COLUMNS))
     text = sink.getvalue()

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from kvtide.demo.ask import Reply
 from kvtide.demo.exactness import MIN_LOADED_TOKENS, Answer, Record, Verdict, judge
 from kvtide.demo.phases import KVTIDE, RECOMPUTE, REFERENCE, Asked, Exchange, Rush
+from kvtide.demo.scrape import Scrape
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +53,7 @@ class Figures:
         ttft_ms: ``recompute``, ``host_hit`` and ``engine_hit``: the same prompts, on the three servers.
         sources: By server name, over the requests that all three were asked.
         rushes: By server name.
+        last: Counters of kvtide's server at the end.
         host_bytes_used: The most seen in use, by kvtide's own account.
         resident_bytes: By server name, the system's account: with kvtide it includes the whole pool.
     """
@@ -60,11 +62,14 @@ class Figures:
     ttft_ms: Mapping[str, Spread]
     sources: Mapping[str, Sources]
     rushes: Mapping[str, RushFigures]
-    stored_bytes: int | None
-    loaded_bytes: int | None
+    last: Scrape
     host_bytes_used: int | None
-    host_bytes_budget: int | None
     resident_bytes: Mapping[str, int | None]
+
+    @property
+    def host_bytes_budget(self) -> int | None:
+        """Host memory that kvtide may use, by its own account."""
+        return self.last.pool_budget_bytes
 
 
 def figures_of(asked: Asked) -> Figures:
@@ -78,10 +83,8 @@ def figures_of(asked: Asked) -> Figures:
         },
         sources={name: _sources(asked.exchanges, name) for name in (RECOMPUTE, KVTIDE, REFERENCE)},
         rushes={name: _rush_figures(rush) for name, rush in asked.rushes.items()},
-        stored_bytes=asked.last.stored_bytes,
-        loaded_bytes=asked.last.loaded_bytes,
+        last=asked.last,
         host_bytes_used=asked.used_bytes,
-        host_bytes_budget=asked.last.pool_budget_bytes,
         resident_bytes=asked.resident_bytes,
     )
 

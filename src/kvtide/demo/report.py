@@ -81,7 +81,8 @@ def as_json(report: Report) -> dict[str, object]:
         "ttft_ms": {name: asdict(spread) for name, spread in figures.ttft_ms.items()},
         "host_bytes_budget": figures.host_bytes_budget,
         "host_bytes_used": figures.host_bytes_used,
-        "bytes_moved": {"store": figures.stored_bytes, "load": figures.loaded_bytes},
+        "bytes_moved": {"store": figures.last.stored_bytes, "load": figures.last.loaded_bytes},
+        "copy_s": {"store": figures.last.stored_s, "load": figures.last.loaded_s},
         "resident_bytes": dict(figures.resident_bytes),
         "token_sources": {name: asdict(sources) for name, sources in figures.sources.items()},
         "concurrent": {name: asdict(rush) for name, rush in figures.rushes.items()},
@@ -109,6 +110,7 @@ MEANING = {
     "host_bytes_used": "the most that any reading of the server's metrics showed in use",
     "resident_bytes": "the system's account of each server's processes at the end; with kvtide the whole pool"
     " is in it, in use or not",
+    "copy_s": "time in which bytes_moved were copied",
     "bytes_moved": "as last published by the server, warm-up included",
     "wall_s": "everything after the model was there: starting and ending the servers included",
 }

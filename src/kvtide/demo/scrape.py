@@ -24,6 +24,8 @@ class Scrape:
         loaded_tokens: Prompt tokens brought back from host memory since the server started.
         loaded_bytes: Bytes copied from host memory.
         stored_bytes: Bytes copied to host memory.
+        loaded_s: Seconds spent copying from host memory.
+        stored_s: Seconds spent copying to host memory.
         pool_used_bytes: Host memory that holds chunks.
         pool_budget_bytes: Host memory that may be used.
     """
@@ -31,6 +33,8 @@ class Scrape:
     loaded_tokens: int | None
     loaded_bytes: int | None
     stored_bytes: int | None
+    loaded_s: float | None
+    stored_s: float | None
     pool_used_bytes: int | None
     pool_budget_bytes: int | None
 
@@ -42,15 +46,17 @@ def read(text: str) -> Scrape:
         # Another connector in kvtide's place: vLLM counts for every connector.
         loaded_tokens = total(text, VLLM_EXTERNAL_HITS)
     return Scrape(
-        loaded_tokens=loaded_tokens,
-        loaded_bytes=kvtide(text, "transfer_bytes", "load"),
-        stored_bytes=kvtide(text, "transfer_bytes", "store"),
-        pool_used_bytes=kvtide(text, "pool_used_bytes"),
-        pool_budget_bytes=kvtide(text, "pool_budget_bytes"),
+        loaded_tokens=_whole(loaded_tokens),
+        loaded_bytes=_whole(kvtide(text, "transfer_bytes", "load")),
+        stored_bytes=_whole(kvtide(text, "transfer_bytes", "store")),
+        loaded_s=kvtide(text, "transfer_seconds", "load"),
+        stored_s=kvtide(text, "transfer_seconds", "store"),
+        pool_used_bytes=_whole(kvtide(text, "pool_used_bytes")),
+        pool_budget_bytes=_whole(kvtide(text, "pool_budget_bytes")),
     )
 
 
-def kvtide(text: str, name: str, label_value: str = "") -> int | None:
+def kvtide(text: str, name: str, label_value: str = "") -> float | None:
     """Read one of kvtide's own series, by its name in ``kvtide.metrics``."""
     definition = BY_NAME[name]
     suffix = "_total" if definition.kind is Kind.COUNTER else ""
@@ -58,7 +64,7 @@ def kvtide(text: str, name: str, label_value: str = "") -> int | None:
     return total(text, f"vllm:kvtide_{name}{suffix}", wanted)
 
 
-def total(text: str, name: str, labels: dict[str, str] | None = None) -> int | None:
+def total(text: str, name: str, labels: dict[str, str] | None = None) -> float | None:
     """Sum the samples called ``name`` that carry ``labels``; ``None`` when there is none."""
     values = [
         float(sample["value"])
@@ -66,4 +72,8 @@ def total(text: str, name: str, labels: dict[str, str] | None = None) -> int | N
         if sample["name"] == name
         and (labels or {}).items() <= dict(_LABEL.findall(sample["labels"] or "")).items()
     ]
-    return int(sum(values)) if values else None
+    return sum(values) if values else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else int(value)

@@ -128,8 +128,8 @@ def _facts(report: Report) -> Section:
     rows += [
         ("host memory used / budget", " / ".join(memory)),
         ("whole server, with kvtide / without", " / ".join(resident)),
-        ("copied to host memory", _size(figures.stored_bytes)),
-        ("copied back", _size(figures.loaded_bytes)),
+        ("copied to host memory", _copied(figures.last.stored_bytes, figures.last.stored_s)),
+        ("copied back", _copied(figures.last.loaded_bytes, figures.last.loaded_s)),
         ("connector", report.connector),
     ]
     return Section("Exactness and memory", ("", ""), tuple(rows))
@@ -169,3 +169,7 @@ def _size(count_bytes: int | None) -> str:
         return NOT_TAKEN
     mebibytes = count_bytes / 2**20
     return f"{mebibytes / 1024:.2f} GiB" if mebibytes >= 1024 else f"{mebibytes:,.1f} MiB"
+
+
+def _copied(count_bytes: int | None, seconds: float | None) -> str:
+    return _size(count_bytes) + ("" if seconds is None else f" in {seconds:.2f} s")
