@@ -71,7 +71,7 @@ def main(options: Options) -> int:
             found = run(options)
     except (DemoError, OSError) as error:
         console.print("demo: could not run", style="bold red")
-        console.print(str(error), markup=False, highlight=False)
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
         return COULD_NOT_RUN
     except KeyboardInterrupt:
         console.print("demo: interrupted; the servers have been ended")
