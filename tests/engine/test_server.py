@@ -265,7 +265,9 @@ def test_sigterm_ends_a_server_and_all_that_belongs_to_it(servers: Servers) -> N
     servers.ours.process.send_signal(signal.SIGTERM)
     assert servers.ours.process.wait(TERM_LIMIT_S) == 0, servers.ours.log_tail()
     assert_nothing_left(processes, shared, TERM_LIMIT_S - (time.monotonic() - began_s))
-    assert not re.search(r'File ".*/(src|site-packages)/kvtide/', servers.ours.log.read_text(errors="replace"))
+    assert not re.search(
+        r'File ".*/(src|site-packages)/kvtide/', servers.ours.log.read_text(errors="replace")
+    )
 
 
 def test_a_killed_engine_takes_its_server_along(servers: Servers) -> None:
