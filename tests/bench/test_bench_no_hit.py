@@ -109,6 +109,12 @@ def test_without_enough_quiet_pairs_all_count_and_the_reader_is_told() -> None:
     assert verdict.notes[0].startswith("NOT A QUIET MACHINE: only 0 of 12")
 
 
+def test_a_long_wait_with_its_timers_is_no_work() -> None:
+    samples = planted()
+    samples[0].update(idle_s=60.0, idle_cpu_s=0.6)
+    assert len(bench.judge(samples).bars) == 3
+
+
 def change(**values: Any) -> Callable[[Samples], None]:
     def apply(samples: Samples) -> None:
         first = next(sample for sample in samples if sample["arm"] == bench.WITH)
