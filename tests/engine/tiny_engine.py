@@ -23,8 +23,14 @@ from kvtide.jobs import Direction
 from kvtide.testing import HeldDevice
 
 BLOCK_TOKENS = 32
-STEP_LIMIT = 3000
-"""Steps after which a test is taken to hang; the longest of them needs a few hundred."""
+STEP_LIMIT = 20_000
+"""Steps after which a test is taken to hang; the longest of them needs a few hundred.
+
+Where the copying thread has to wait for a core, steps without work are many.
+"""
+
+IDLE_PAUSE_S = 0.001
+"""What vLLM's own loop sleeps between steps that compute nothing."""
 
 
 def prompt_of(seed: int, token_count: int) -> list[int]:
@@ -159,6 +165,7 @@ class TinyEngine:
             assert steps < STEP_LIMIT, f"an engine without requests is still busy after {steps} steps"
             self.step()
             steps += 1
+            time.sleep(IDLE_PAUSE_S)
         pool = self.scheduler.kv_cache_manager.block_pool
         assert pool.get_num_free_blocks() == pool.num_gpu_blocks - 1, "an idle engine holds blocks"
         if self.scheduler.connector is not None:
