@@ -1,11 +1,14 @@
 """The judge of ``no_hit_overhead`` on planted samples: each bar alone is met and missed as it should."""
 
+import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from benchmarks import no_hit_overhead as bench
-from benchmarks.frame.registry import UnfitError
+from benchmarks.frame.registry import UnfitError, discover
+from benchmarks.frame.results import judged_again
 from benchmarks.frame.rounds import rounds
 
 TOKENS = 768
@@ -168,3 +171,15 @@ def test_the_requests_that_run_together_fit_the_primary_pool() -> None:
     """Preemptions would be measured otherwise."""
     blocks = -(-(bench.PROMPT_TOKENS + bench.OUTPUT_TOKENS) // bench.ENGINE["block_size"])
     assert bench.CONCURRENT_REQUESTS * blocks < bench.ENGINE["num_gpu_blocks_override"]
+
+
+def test_the_kept_samples_still_give_the_bars_and_the_page_says_the_same() -> None:
+    root = Path(bench.__file__).parents[1]
+    kept = root / "benchmarks" / "results" / "no_hit_overhead.json"
+    _, (result,) = judged_again(kept, discover())
+    recorded = json.loads(kept.read_text())["benchmarks"][result.name]["bars"]
+    assert [bar.record() for bar in result.bars] == recorded
+    page = (root / "docs" / "benchmarks.md").read_text()
+    row = next(line for line in page.splitlines() if line.startswith("| two sessions of 16 pairs"))
+    for bar in result.bars:
+        assert f" {bar.ratio:.3f} " in row, bar.name

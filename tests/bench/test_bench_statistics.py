@@ -12,7 +12,7 @@ from benchmarks.frame.statistics import (
     ratio_of_medians,
     spread,
 )
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 NUMBERS = st.lists(st.floats(0.01, 100), min_size=1, max_size=30)
@@ -48,11 +48,13 @@ def test_the_bound_holds_as_often_as_it_says() -> None:
     assert too_high / trials < 0.12
 
 
+@settings(deadline=None)
 @given(NUMBERS)
 def test_the_bound_lies_between_the_least_sample_and_the_median(samples: list[float]) -> None:
-    assert min(samples) <= median_lower_bound(samples) <= median(samples) + 1e-9
+    assert min(samples) - 1e-9 <= median_lower_bound(samples) <= median(samples) + 1e-9
 
 
+@settings(deadline=None)
 @given(NUMBERS, st.floats(0.1, 10))
 def test_pairs_cancel_what_disturbs_both_halves(base: list[float], factor: float) -> None:
     ratios = paired_ratios([factor * one for one in base], base)
