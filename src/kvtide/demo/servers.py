@@ -210,7 +210,7 @@ class Servers:
                 log = self._logs / f"{plan.name}.log"
                 self._running.append(Server(plan, self._model, port, log, environment))
             self._wait()
-        except BaseException:
+        except BaseException:  # also an interrupt: __exit__ does not run for what fails in here
             self._stop()
             raise
         return {server.plan.name: server for server in self._running}
