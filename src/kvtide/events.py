@@ -4,6 +4,7 @@ Knows keys, media and the tokens behind a chunk. Does not know how vLLM spells a
 ``kvtide.vllm.events``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from kvtide.keys import ChunkRun, Medium, OffloadKey
@@ -33,7 +34,7 @@ class OffloadingEvent:
         content: Only for a store.
     """
 
-    keys: ChunkRun | tuple[OffloadKey, ...]
+    keys: ChunkRun | Sequence[OffloadKey]
     medium: Medium
     removed: bool
     content: ChunkContent | None = None

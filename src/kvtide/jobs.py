@@ -6,14 +6,25 @@ hop.
 """
 
 from abc import ABC, abstractmethod
+from array import array
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NewType
+from typing import Any, NewType, TypeAlias
 
 from kvtide.errors import IllegalTransitionError
 from kvtide.keys import Medium
 
 JobId = NewType("JobId", int)
+
+
+Ids: TypeAlias = "array[int]"
+"""Block ids or slots: compact on the way to the workers, and readable as ``int32[n]`` without a copy."""
+
+
+def ids(numbers: Iterable[int]) -> Ids:
+    """Pack numbers."""
+    return array("i", numbers)
 
 
 class Direction(Enum):
@@ -37,15 +48,19 @@ class GPULoadStoreSpec(LoadStoreSpec):
     """Blocks of the device.
 
     Attributes:
-        block_ids: Engine block ids, the groups one after another, prefix order within a group.
+        block_ids: ``int32``, engine block ids, the groups one after another, prefix order within a group.
         group_sizes: How many of ``block_ids`` each group owns.
         block_indices: Each group's first block, counted from the request's beginning: a first or last
             chunk may be partial, and this says which of its blocks are meant.
     """
 
-    block_ids: tuple[int, ...]
+    block_ids: Ids
     group_sizes: tuple[int, ...]
     block_indices: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.block_ids, array):
+            object.__setattr__(self, "block_ids", ids(self.block_ids))
 
     @staticmethod
     def medium() -> Medium:
@@ -57,12 +72,16 @@ class CPULoadStoreSpec(LoadStoreSpec):
     """Slots of the host pool.
 
     Attributes:
-        slots: One per chunk, the groups one after another, prefix order within a group.
+        slots: ``int32``, one per chunk, the groups one after another, prefix order within a group.
         group_sizes: How many of ``slots`` each group owns.
     """
 
-    slots: tuple[int, ...]
+    slots: Ids
     group_sizes: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.slots, array):
+            object.__setattr__(self, "slots", ids(self.slots))
 
     @staticmethod
     def medium() -> Medium:
@@ -212,7 +231,14 @@ class OffloadingWorkerMetadata:
 
 @dataclass(frozen=True, slots=True)
 class ReqContext:
-    """Who asks: passed to the primitives, which keep nothing of it."""
+    """Who asks: passed to the primitives.
+
+    Attributes:
+        request_id: Of the engine.
+        kv_transfer_params: As the client sent them.
+        visit: Number of the request; two uses by one request count as one.
+    """
 
     request_id: str
     kv_transfer_params: dict[str, Any] | None = None
+    visit: int = 0

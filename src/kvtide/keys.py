@@ -4,7 +4,7 @@ Knows how a block hash and a group index become an ``OffloadKey``, and how a pre
 chunk without building any key. Does not know what a chunk holds or where it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import NewType, overload
@@ -90,6 +90,17 @@ class ChunkRun(Sequence[OffloadKey]):
         step = self.hashes_per_chunk
         return list(self.block_hashes[(self.start + 1) * step - 1 : self.stop * step : step])
 
+    def positions(self, stride: int) -> tuple[Sequence[bytes], int, int]:
+        """See the prompt at a finer grain, ``stride`` positions a chunk, one hash a position.
+
+        Returns:
+            Hashes from the beginning of the prompt (at least as many as are meant; no copy where each
+            hash is one position), the run's first position and one past its last.
+        """
+        step = self.hashes_per_chunk // stride
+        hashes = self.block_hashes if step == 1 else self.block_hashes[step - 1 :: step]
+        return hashes, self.start * stride, self.stop * stride
+
     def frozen(self) -> "ChunkRun":
         """A run that no longer depends on the request: what an open job keeps."""
         return ChunkRun(
@@ -99,3 +110,32 @@ class ChunkRun(Sequence[OffloadKey]):
             self.start,
             self.stop,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class PackedKeys(Sequence[OffloadKey]):
+    """Keys that are seldom looked at, as the bytes they are made of.
+
+    Attributes:
+        runs: Group index and hashes, one after another in prefix order. The keys of a run come deepest
+            first: that is the order in which chunks leave.
+        hash_bytes: Bytes of one hash.
+    """
+
+    runs: tuple[tuple[int, bytes], ...] = field(default=(), repr=False)
+    hash_bytes: int = 1
+
+    def __len__(self) -> int:
+        return sum(len(hashes) for _, hashes in self.runs) // self.hash_bytes
+
+    @overload
+    def __getitem__(self, index: int) -> OffloadKey: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[OffloadKey, ...]: ...
+    def __getitem__(self, index: int | slice) -> OffloadKey | tuple[OffloadKey, ...]:
+        return tuple(self)[index]
+
+    def __iter__(self) -> Iterator[OffloadKey]:
+        for group_index, hashes in self.runs:
+            for end in range(len(hashes), 0, -self.hash_bytes):
+                yield make_offload_key(hashes[end - self.hash_bytes : end], group_index)

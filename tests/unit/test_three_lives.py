@@ -77,7 +77,7 @@ class Life:
         other = FakeRequest("other", list(range(500, 580)))
         run = GROUP.run(other.block_hashes, 0, 5)
         prepared = self.manager.prepare_store(run, ReqContext("other"))
-        assert prepared.store_spec.slots == (0, 1, 2, 3, 4)
+        assert tuple(prepared.store_spec.slots) == (0, 1, 2, 3, 4)
         self.manager.complete_store(prepared.keys_to_store, prepared.store_spec, ReqContext("other"), True)
 
     def tell(self, rank: Rank) -> OffloadingWorkerMetadata | None:
@@ -104,7 +104,14 @@ class Life:
 
     @property
     def fenced(self) -> dict[int, set[JobId]]:
-        return self.jobs.fences._jobs_at
+        """Open jobs per block; what is asked per block has to agree with it."""
+        fences, found = self.jobs.fences, {}
+        for job_id, blocks in fences._blocks_of.items():
+            for block in blocks:
+                found.setdefault(block, set()).add(job_id)
+        for block in range(300):
+            assert fences.conflicts([block]) == found.get(block, set())
+        return found
 
     def lookup(self, request: FakeRequest):
         return self.manager.lookup(GROUP.run(request.block_hashes, 0, 1), ReqContext(request.request_id))

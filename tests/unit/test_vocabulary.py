@@ -17,6 +17,7 @@ from kvtide.jobs import (
     JobState,
     OffloadingWorkerMetadata,
     PoolReport,
+    ReqContext,
     next_state,
 )
 from kvtide.keys import make_offload_key, split_offload_key
@@ -105,7 +106,7 @@ def test_what_ranks_answer_is_joined_and_neither_answer_is_changed() -> None:
 
 
 def test_the_last_token_is_always_computed() -> None:
-    state = RequestOffloadState(FakeRequest("r", list(range(8))), [GroupOffloadState()])
+    state = RequestOffloadState(FakeRequest("r", list(range(8))), [GroupOffloadState()], ReqContext("r"))
     assert readable_tokens(state, KVGeometry((group(),))) == 4
     state.request.tokens.append(9)
     assert readable_tokens(state, KVGeometry((group(),))) == 8
@@ -121,7 +122,7 @@ def test_an_answer_is_remembered_until_something_could_change_it() -> None:
 
     manager, geometry = Counting(LRUPolicy()), KVGeometry((group(),))
     manager.grow(4)
-    state = RequestOffloadState(FakeRequest("r", list(range(10))), [GroupOffloadState()])
+    state = RequestOffloadState(FakeRequest("r", list(range(10))), [GroupOffloadState()], ReqContext("r"))
     for _ in range(5):
         assert look_up(state, geometry, manager, 0).restored_tokens == 0
     assert manager.asked == 1

@@ -5,6 +5,7 @@ and raises nothing for what a medium did; the scheduler calls it in prefix order
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -49,7 +50,7 @@ class PrepareStoreOutput:
 
     keys_to_store: ChunkRun
     store_spec: CPULoadStoreSpec
-    evicted_keys: tuple[OffloadKey, ...] = ()
+    evicted_keys: Sequence[OffloadKey] = ()
     refused_count: int = 0
     refusal: Refusal | None = None
 
@@ -114,8 +115,11 @@ class OffloadingManager(ABC):
         that is pending on them; their slots are freed when their own copies end.
         """
 
-    def describe(self, spec: CPULoadStoreSpec, content: ChunkContent) -> None:  # noqa: B027
+    def describe(self, run: ChunkRun, spec: CPULoadStoreSpec, content: ChunkContent) -> None:  # noqa: B027
         """Remember what a prepared store holds, for the event of its completion."""
+
+    def keep_room(self) -> None:  # noqa: B027
+        """Free a little ahead of need; called once a step."""
 
     @abstractmethod
     def take_events(self) -> list[OffloadingEvent]:

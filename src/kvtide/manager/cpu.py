@@ -1,56 +1,59 @@
-"""The host tier: which chunk is in which slot of the pool.
+"""The host tier: the six primitives over the slots of the pool.
 
-A chunk's id is its slot. Knows slots, prefixes, pins and what is pending; does not know bytes, requests
-or time. The structure is a plain one, a dictionary entry per chunk.
+Knows which chunk is in which slot, what is on its way and who reads what; does not know bytes, requests or
+time. Where a prefix is, is the catalog's business; what is not ready yet is kept outside it.
 """
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
+
+import numpy as np
 
 from kvtide.errors import IllegalTransitionError, MissingChunkError
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import CPULoadStoreSpec, ReqContext
-from kvtide.keys import ChunkRun, Medium, OffloadKey, make_offload_key
+from kvtide.jobs import CPULoadStoreSpec, Ids, ReqContext
+from kvtide.keys import ChunkRun, Medium, PackedKeys
 from kvtide.manager.base import LookupResult, OffloadingManager, PrepareStoreOutput, Refusal
+from kvtide.manager.catalog import Catalog, CatalogGroup
+from kvtide.manager.extents import Extent, ExtentAllocator
+from kvtide.manager.pending import PendingStore, PendingStores
 from kvtide.manager.reuse import ReuseFilter
-from kvtide.manager.slots import SlotAllocator
 from kvtide.metrics import MetricsDelta
 from kvtide.policies import EvictionPolicy
 
+HOST = 0
+"""The tier's index in the catalog."""
 
-class _State(Enum):
-    PENDING = auto()  # a copy into the slot is under way, or its parent is not ready yet
-    READY = auto()
-    FORGOTTEN = auto()  # no longer in the index; the slot is freed when the last copy has ended
+RUNS_PER_CALL = 512
+"""Runs evicted in one call at most: about a millisecond and a half."""
+
+SLOTS_BEHIND_A_RUN = 32
+"""Slots kept behind a run that grows: a session that decodes stores one chunk at a time."""
+
+ROOM_WANTED = 64
+"""One slot in so many is freed ahead, when half of that is left. With less, a full pool hands out crumbs."""
+
+
+NOTHING = CPULoadStoreSpec(array("i"), (0,))
 
 
 @dataclass(slots=True)
-class _Chunk:
-    name: tuple[int, bytes]  # group index, hash
-    parent: int | None
-    state: _State = _State.PENDING
-    pins: int = 0
-    kids: int = 0
-
-
-@dataclass(slots=True)
-class _PendingStore:
-    run: ChunkRun
-    slots: tuple[int, ...]
-    parent: int | None
-    copied: bool = False
-    content: ChunkContent | None = None
+class _Load:
+    spec: CPULoadStoreSpec
+    pin: int
+    generation: int
 
 
 class CPUOffloadingManager(OffloadingManager):
-    """Slots, reference counts, policy and events of the host pool.
+    """Slots, pins, policy and events of the host pool.
 
     Args:
         policy: Who leaves.
         admission: What is worth storing.
         metrics: Where to count.
         with_events: Whether anyone listens.
+        groups: The KV cache groups.
     """
 
     def __init__(
@@ -59,17 +62,19 @@ class CPUOffloadingManager(OffloadingManager):
         admission: ReuseFilter | None = None,
         metrics: MetricsDelta | None = None,
         with_events: bool = False,
+        groups: Sequence[CatalogGroup] = (CatalogGroup(),),
     ) -> None:
         self._policy = policy
         # An empty filter is false: ask for None.
         self._admission = ReuseFilter(1, 1) if admission is None else admission
         self._metrics = MetricsDelta() if metrics is None else metrics
         self._with_events = with_events
-        self._slots = SlotAllocator()
-        self._index: dict[tuple[int, bytes], int] = {}
-        self._chunks: dict[int, _Chunk] = {}
-        self._pending: dict[int, _PendingStore] = {}  # by first slot
-        self._waiting: dict[int, list[int]] = {}  # slot of a pending parent -> first slots of its children
+        self._groups = tuple(groups)
+        self._catalog = Catalog(self._groups, (policy,))
+        self._slots = ExtentAllocator(SLOTS_BEHIND_A_RUN)
+        self._pending = PendingStores()
+        self._loads: dict[int, _Load] = {}  # by the identity of the spec, which is kept with it
+        self._readers = np.zeros(0, dtype=np.int32)  # open loads, per slot
         self._pinned_count = 0
         self._events: list[OffloadingEvent] = []
 
@@ -94,82 +99,113 @@ class CPUOffloadingManager(OffloadingManager):
         """Use more slots, as the pool reports them ready."""
         if capacity > self._slots.capacity:
             self._slots.grow(capacity)
+            self._readers = np.concatenate(
+                (self._readers, np.zeros(capacity - len(self._readers), dtype=np.int32))
+            )
+            self._policy.resize(capacity)
             self.room_epoch += 1
+
+    def keep_room(self) -> None:
+        """Free a few slots ahead, in large pieces, so that what is stored next lies together."""
+        free, capacity = self._slots.free_count, self._slots.capacity
+        if free < capacity // (2 * ROOM_WANTED):
+            self._evict(capacity // ROOM_WANTED - free)
 
     # -- reading --------------------------------------------------------------------------------
 
     def lookup(self, run: ChunkRun, ctx: ReqContext) -> LookupResult:
-        ready = self._leading(run, ready_only=True)
-        later = ready < len(run) and self._find(run, run.start + ready) is not None
-        return LookupResult(ready, later)
+        keys, _, _ = self._positions(run)
+        ready = self._catalog.resident(run.group_index, keys, run.start, run.stop)
+        return LookupResult(ready, self._pending.begins_at(run, run.start + ready) is not None)
 
     def prepare_load(self, run: ChunkRun, ctx: ReqContext) -> CPULoadStoreSpec:
-        slots: list[int] = []
-        for chunk_index in range(run.start, run.stop):
-            slot = self._find(run, chunk_index)
-            if slot is None or self._chunks[slot].state is not _State.READY:
-                raise MissingChunkError(
-                    f"chunk {chunk_index} of request {ctx.request_id} ({run.hash_of(chunk_index).hex()})"
-                    " was ready when it was looked up and is not any more"
-                )
-            slots.append(slot)
-        for slot in slots:
-            self._pin(slot)
-        return CPULoadStoreSpec(tuple(slots), (len(slots),))
+        keys, _, stop = self._positions(run)
+        slots = self._catalog.slots(HOST, run.group_index, keys, run.start, run.stop)
+        if len(slots) < len(run) or (len(slots) and slots.min() < 0):
+            missing = run.start + (int(slots.argmin()) if len(slots) == len(run) else len(slots))
+            raise MissingChunkError(
+                f"chunk {missing} of request {ctx.request_id} ({run.hash_of(missing).hex()})"
+                " was ready when it was looked up and is not any more"
+            )
+        spec = CPULoadStoreSpec(_packed(slots), (len(slots),))
+        self._loads[id(spec)] = _Load(spec, self._catalog.pin(keys, stop), self.generation)
+        self._readers[slots] += 1
+        self._pinned_count += int(np.count_nonzero(self._readers[slots] == 1))
+        return spec
 
     def touch(self, run: ChunkRun, ctx: ReqContext) -> None:
-        known = self._leading(run)
-        names = self._index
-        self._policy.touched(names[run.group_index, h] for h in run[:known].hashes())
+        keys, _, stop = self._positions(run)
+        self._catalog.touch(keys, stop, ctx.visit)
 
     def complete_load(self, run: ChunkRun, spec: CPULoadStoreSpec, ctx: ReqContext) -> None:
-        for slot in spec.slots:
-            chunk = self._chunks.get(slot)
-            if chunk is None or not chunk.pins:
-                raise IllegalTransitionError(f"slot {slot} is not pinned (request {ctx.request_id})")
-        for slot in spec.slots:
-            self._unpin(slot)
+        load = self._loads.pop(id(spec), None)
+        if load is None:
+            raise IllegalTransitionError(
+                f"slot {next(iter(spec.slots), None)} is not pinned (request {ctx.request_id})"
+            )
+        slots = np.frombuffer(spec.slots, dtype=np.int32)
+        self._readers[slots] -= 1
+        unread = slots[self._readers[slots] == 0]
+        self._pinned_count -= len(unread)
+        if load.generation == self.generation:
+            self._catalog.unpin(load.pin)
+        else:
+            self._slots.free_all(unread)
+        self.room_epoch += 1
 
     # -- writing --------------------------------------------------------------------------------
 
     def prepare_store(self, run: ChunkRun, ctx: ReqContext, limit: int | None = None) -> PrepareStoreOutput:
-        known = self._leading(run)
-        missing = run[known:]
-        parent = self._find(run, missing.start - 1) if missing.start else None
-        if not missing or (missing.start and parent is None):
-            return PrepareStoreOutput(missing[:0], CPULoadStoreSpec((), (0,)))
-        hashes = missing.hashes()
-        admitted = self._admission.admitted(hashes, ctx.request_id)
-        refusal = Refusal.BELOW_THRESHOLD if admitted < len(hashes) else None
+        keys, _, _ = self._positions(run)
+        group, stride = run.group_index, self._groups[run.group_index].stride
+        # Of full attention the whole prefix has to be there, whatever the run begins with.
+        begin = 0 if self._groups[group].window is None else run.start
+        ready = begin + self._catalog.resident(group, keys, begin, run.stop, HOST)
+        known, parent = self._pending.follow(run, ready)
+        missing = run.between(known, max(known, run.stop))
+        if not missing or known < run.start:
+            return PrepareStoreOutput(missing[:0], NOTHING)
+        admitted = self._admission.admitted(missing, ctx.request_id)
+        refusal = Refusal.BELOW_THRESHOLD if admitted < len(missing) else None
         wanted = admitted if limit is None else min(admitted, limit)
         if wanted < admitted:
             refusal = Refusal.QUEUE_FULL
-        evicted, fitting = self._make_room(wanted, parent)
+        self._catalog.recall(HOST, keys, known * stride, (known + wanted) * stride)
+        # What is extended is not evicted to make room, nor before the store has ended.
+        pin = self._pin(keys, ready * stride) if wanted and parent is None else None
+        evicted = self._evict(wanted - self._slots.free_count)
+        fitting = min(wanted, self._slots.free_count)
         if fitting < wanted:
             refusal = Refusal.POOL_FULL if self._slots.capacity else Refusal.POOL_NOT_READY
-        slots = tuple(self._slots.allocate(fitting, after=parent)) if fitting else ()
-        stored = missing[:fitting].frozen() if fitting else missing[:0]
-        if slots:
-            self._insert(stored, hashes, slots, parent)
+        if not fitting:
+            if pin is not None:
+                self._catalog.unpin(pin)
+            return PrepareStoreOutput(missing[:0], NOTHING, evicted, len(missing), refusal)
+        stored = run.between(known, known + fitting).frozen()
+        slots = _ids_of(self._slots.allocate(fitting, self._slot_before(run, keys, known, parent)))
+        self._pending.add(PendingStore(stored, slots, ctx.visit, parent, pin))
+        # Waiting for these chunks may now be an answer where there was none.
+        self._changed()
         return PrepareStoreOutput(
-            stored, CPULoadStoreSpec(slots, (fitting,)), evicted, len(hashes) - fitting, refusal
+            stored, CPULoadStoreSpec(slots, (fitting,)), evicted, len(missing) - fitting, refusal
         )
 
-    def describe(self, spec: CPULoadStoreSpec, content: ChunkContent) -> None:
-        self._pending[spec.slots[0]].content = content
+    def describe(self, run: ChunkRun, spec: CPULoadStoreSpec, content: ChunkContent) -> None:
+        store = self._pending.get(spec.slots, run)
+        if store is not None:
+            store.content = content
 
     def complete_store(self, run: ChunkRun, spec: CPULoadStoreSpec, ctx: ReqContext, success: bool) -> None:
-        store = self._pending.get(spec.slots[0]) if spec.slots else None
-        # A slot may have a new owner by now: only the very run that was prepared can be completed.
-        if store is None or store.copied or store.run is not run:
+        store = self._pending.get(spec.slots, run)
+        if store is None or store.copied:
             return
         store.copied = True
-        if self._chunks[store.slots[0]].state is _State.FORGOTTEN:
-            self._drop_copied(store)
+        if store.doomed:
+            self._free(store)
         elif success:
             self._settle(store)
         else:
-            self._forget_store(store)
+            self._doom(store)
 
     # -- the rest -------------------------------------------------------------------------------
 
@@ -179,199 +215,138 @@ class CPUOffloadingManager(OffloadingManager):
 
     def reset(self) -> None:
         self.generation += 1
-        if self._with_events and self._index:
-            gone = tuple(
-                make_offload_key(h, g) for (g, h), slot in self._index.items() if self._is_ready(slot)
-            )
-            self._events.append(OffloadingEvent(gone, Medium.HOST, removed=True))
-        for slot in list(self._index.values()):
-            self._forget(slot)
-        for store in list(self._pending.values()):
-            if store.copied:
-                self._drop_copied(store)
-        self._waiting.clear()
+        if self._with_events:
+            self._tell_removed(self._catalog.names(HOST))
+        for store in self._pending:
+            self._forget(store)
+        self._policy.clear()
+        self._catalog = Catalog(self._groups, (self._policy,))
+        held = [np.frombuffer(store.slots, dtype=np.int32) for store in self._pending]
+        self._slots.clear(np.concatenate((*held, np.flatnonzero(self._readers))))
         self._changed()
         self.room_epoch += 1
 
     def check_invariants(self, idle: bool) -> None:
-        free, held = self._slots.free_count, len(self._chunks)
-        assert free + held == self._slots.capacity, f"{free} free + {held} held != {self._slots.capacity}"
-        assert len(set(self._index.values())) == len(self._index), "a slot is indexed twice"
-        kids: dict[int, int] = {}
-        for name, slot in self._index.items():
-            chunk = self._chunks[slot]
-            assert chunk.name == name, f"slot {slot} is indexed under another name"
-            assert chunk.state is not _State.FORGOTTEN, f"slot {slot} is forgotten and indexed"
-            if chunk.parent is not None:
-                kids[chunk.parent] = kids.get(chunk.parent, 0) + 1
-                parent = self._chunks[chunk.parent]
-                assert parent.name in self._index, f"slot {slot} has lost its parent"
-                assert chunk.state is not _State.READY or parent.state is _State.READY, f"slot {slot}: orphan"
-        for slot, chunk in self._chunks.items():
-            assert chunk.kids == kids.get(slot, 0), (
-                f"slot {slot}: {chunk.kids} kids, {kids.get(slot, 0)} found"
-            )
-        pins = sum(chunk.pins > 0 for chunk in self._chunks.values())
-        assert pins == self._pinned_count, f"{pins} slots are pinned, {self._pinned_count} counted"
+        self._catalog.check_invariants()
+        ready = self._catalog.all_slots(HOST)
+        pending = [slot for store in self._pending for slot in store.slots]
+        read = set(np.flatnonzero(self._readers).tolist())
+        held = {*ready, *pending, *read}
+        free = self._slots.free_count
+        assert len(set(ready)) == len(ready), "a slot holds two chunks"
+        assert not set(ready) & set(pending), "a slot is ready and on the way"
+        assert free + len(held) == self._slots.capacity, f"{free} free + {len(held)} held != {self.capacity}"
+        assert len(read) == self._pinned_count, f"{len(read)} slots are read, {self._pinned_count} counted"
+        pins = sum(load.generation == self.generation for load in self._loads.values())
+        pins += sum(store.pin is not None for store in self._pending)
+        assert pins >= self._catalog.pin_count, f"{self._catalog.pin_count} pins, {pins} wanted"
         if idle:
-            assert not pins, f"{pins} slots are pinned and no job is open"
-            assert not self._pending, f"{len(self._pending)} stores are pending and no job is open"
-            forgotten = [s for s, c in self._chunks.items() if c.state is _State.FORGOTTEN]
-            assert not forgotten, f"slots {forgotten} are forgotten and not free"
+            assert not self._loads, f"{len(self._loads)} loads are pinned and no job is open"
+            assert not len(self._pending), f"{len(self._pending)} stores are pending and no job is open"
 
-    # -- finding --------------------------------------------------------------------------------
+    # -- inside ---------------------------------------------------------------------------------
 
-    def _find(self, run: ChunkRun, chunk_index: int) -> int | None:
-        return self._index.get((run.group_index, run.hash_of(chunk_index)))
+    def _positions(self, run: ChunkRun) -> tuple[Sequence[bytes], int, int]:
+        return run.positions(self._groups[run.group_index].stride)
 
-    def _is_ready(self, slot: int) -> bool:
-        return self._chunks[slot].state is _State.READY
+    def _pin(self, keys: Sequence[bytes], stop: int) -> int:
+        """Pin what is known of a prefix: all of it, but for groups with windows."""
+        return self._catalog.pin(keys, self._catalog.tree.find(keys, stop)[1])
 
-    def _leading(self, run: ChunkRun, ready_only: bool = False) -> int:
-        """Count the leading chunks that are known (or ready): closed under parents, hence monotone."""
-        low, high = 0, len(run)
-        while low < high:
-            middle = (low + high) // 2
-            slot = self._find(run, run.start + middle)
-            if slot is not None and (not ready_only or self._is_ready(slot)):
-                low = middle + 1
-            else:
-                high = middle
-        return low
-
-    # -- changing -------------------------------------------------------------------------------
-
-    def _insert(
-        self, run: ChunkRun, hashes: Sequence[bytes], slots: tuple[int, ...], parent: int | None
-    ) -> None:
-        above = parent
-        for block_hash, slot in zip(hashes, slots, strict=False):
-            name = (run.group_index, block_hash)
-            self._chunks[slot] = _Chunk(name, above)
-            self._index[name] = slot
-            if above is not None:
-                self._chunks[above].kids += 1
-            above = slot
+    def _slot_before(
+        self, run: ChunkRun, keys: Sequence[bytes], known: int, parent: PendingStore | None
+    ) -> int | None:
         if parent is not None:
-            self._policy.withdraw(parent)
-            if not self._is_ready(parent):
-                self._waiting.setdefault(parent, []).append(slots[0])
-        self._policy.touched(slots)
-        self._pending[slots[0]] = _PendingStore(run, slots, parent)
-        # Waiting for these chunks may now be an answer where there was none.
-        self._changed()
+            return parent.slots[known - 1 - parent.run.start]
+        if not known:
+            return None
+        before = self._catalog.slots(HOST, run.group_index, keys, known - 1, known)
+        return int(before[0]) if len(before) and before[0] >= 0 else None
 
-    def _settle(self, store: _PendingStore) -> None:
+    def _settle(self, store: PendingStore) -> None:
         """Make a copied store ready, and the stores that waited for it."""
         ready = [store]
         while ready:
             store = ready.pop()
-            parent = self._chunks[store.slots[0]].parent
-            if parent is not None and not self._is_ready(parent):
+            if store.parent is not None:
                 continue
-            del self._pending[store.slots[0]]
-            for slot in store.slots:
-                self._chunks[slot].state = _State.READY
-                self._offer_if_free(slot)
+            run = store.run
+            keys, _, _ = self._positions(run)
+            slots = np.frombuffer(store.slots, dtype=np.int32)
+            self._catalog.insert(HOST, run.group_index, keys, run.start, slots, store.visit)
+            for child in store.children:
+                child.parent = None
+                keys, begin, _ = self._positions(child.run)
+                child.pin = self._pin(keys, begin)
+                if child.copied:
+                    ready.append(child)
+            if store.pin is not None:
+                self._catalog.unpin(store.pin)
+            self._pending.remove(store)
             self._metrics.add("stored_chunks", len(store.slots))
             if self._with_events:
-                self._events.append(
-                    OffloadingEvent(store.run, Medium.HOST, removed=False, content=store.content)
-                )
-            for slot in store.slots:
-                for first in self._waiting.pop(slot, ()):
-                    if self._pending[first].copied:
-                        ready.append(self._pending[first])
+                self._events.append(OffloadingEvent(run, Medium.HOST, removed=False, content=store.content))
         self._changed()
         self.room_epoch += 1
 
-    def _forget_store(self, store: _PendingStore) -> None:
+    def _doom(self, store: PendingStore) -> None:
         """Forget a failed store and everything that is pending on it."""
+        if store.parent is not None:
+            store.parent.children.remove(store)
         doomed = [store]
         while doomed:
             store = doomed.pop()
-            if self._chunks[store.slots[0]].state is _State.FORGOTTEN:
-                continue
-            if store.parent in self._waiting:
-                self._waiting[store.parent].remove(store.slots[0])
-            for slot in store.slots:
-                doomed += [self._pending[first] for first in self._waiting.pop(slot, ())]
-            for slot in store.slots:
-                self._forget(slot)
-            if store.copied:
-                self._drop_copied(store)
+            doomed += store.children
+            if store.pin is not None:
+                self._catalog.unpin(store.pin)
+            self._forget(store)
         self._changed()
 
-    def _drop_copied(self, store: _PendingStore) -> None:
-        """Free the slots of a forgotten store whose copy has ended."""
-        if self._pending.pop(store.slots[0], None) is None:
-            return
-        for slot in store.slots:
-            del self._chunks[slot]
-        self._slots.free(store.slots)
+    def _forget(self, store: PendingStore) -> None:
+        """Nobody finds a pending store any more; its slots are freed when its copy has ended."""
+        if not store.doomed:
+            self._pending.forget_name(store)
+        store.doomed, store.pin, store.parent, store.children = True, None, None, []
+        if store.copied:
+            self._free(store)
+
+    def _free(self, store: PendingStore) -> None:
+        self._pending.remove(store)
+        self._slots.free_all(np.frombuffer(store.slots, dtype=np.int32))
         self.room_epoch += 1
 
-    def _forget(self, slot: int) -> None:
-        """Take a chunk out of the index; its slot stays while a copy touches it."""
-        chunk = self._chunks[slot]
-        del self._index[chunk.name]
-        self._policy.forget(slot)
-        was_pending = chunk.state is _State.PENDING
-        chunk.state = _State.FORGOTTEN
-        if chunk.parent is not None and (parent := self._chunks.get(chunk.parent)) is not None:
-            parent.kids -= 1
-            self._offer_if_free(chunk.parent)
-        chunk.parent = None
-        if not was_pending and not chunk.pins:
-            self._release(slot)
-
-    def _release(self, slot: int) -> None:
-        del self._chunks[slot]
-        self._slots.free((slot,))
-
-    def _pin(self, slot: int) -> None:
-        chunk = self._chunks[slot]
-        chunk.pins += 1
-        if chunk.pins == 1:
-            self._pinned_count += 1
-            self._policy.withdraw(slot)
-
-    def _unpin(self, slot: int) -> None:
-        chunk = self._chunks[slot]
-        chunk.pins -= 1
-        if chunk.pins:
-            return
-        self._pinned_count -= 1
+    def _evict(self, wanted: int) -> PackedKeys:
+        """Free up to ``wanted`` slots, as many as may leave now."""
+        if wanted <= 0:
+            return PackedKeys()
+        gone = self._catalog.evict(HOST, wanted, RUNS_PER_CALL)
+        if not gone.count:
+            return PackedKeys()
+        self._slots.free_all(np.concatenate(gone.slots))
+        self._metrics.add("evicted_chunks", gone.count)
+        self._changed()
         self.room_epoch += 1
-        if chunk.state is _State.FORGOTTEN:
-            self._release(slot)
-        else:
-            self._offer_if_free(slot)
+        return self._tell_removed(gone.names)
 
-    def _offer_if_free(self, slot: int) -> None:
-        chunk = self._chunks[slot]
-        if chunk.state is _State.READY and not chunk.pins and not chunk.kids:
-            self._policy.offer(slot)
-
-    def _make_room(self, wanted: int, parent: int | None) -> tuple[tuple[OffloadKey, ...], int]:
-        """Evict until ``wanted`` slots are free or nothing may leave; never the prefix that is extended."""
-        if self._slots.free_count >= wanted:
-            return (), wanted
-        if parent is not None:
-            self._policy.withdraw(parent)
-        evicted: list[OffloadKey] = []
-        while self._slots.free_count < wanted and (slot := self._policy.victim()) is not None:
-            group_index, block_hash = self._chunks[slot].name
-            evicted.append(make_offload_key(block_hash, group_index))
-            self._forget(slot)
-        if parent is not None:
-            self._offer_if_free(parent)
-        if evicted:
-            self._metrics.add("evicted_chunks", len(evicted))
-            self._changed()
-            if self._with_events:
-                self._events.append(OffloadingEvent(tuple(evicted), Medium.HOST, removed=True))
-        return tuple(evicted), min(wanted, self._slots.free_count)
+    def _tell_removed(self, names: Sequence[tuple[int, bytes]]) -> PackedKeys:
+        keys = PackedKeys(tuple(names), self._catalog.tree.width)
+        if self._with_events and names:
+            self._events.append(OffloadingEvent(keys, Medium.HOST, removed=True))
+        return keys
 
     def _changed(self) -> None:
         self.residency_epoch += 1
+
+
+def _ids_of(extents: Sequence[Extent]) -> Ids:
+    if len(extents) == 1 and extents[0][1] == 1:
+        return array("i", (extents[0][0],))
+    return _packed(
+        np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in extents])
+    )
+
+
+def _packed(numbers: np.ndarray) -> Ids:
+    found = array("i")
+    found.frombytes(numbers.tobytes())
+    return found

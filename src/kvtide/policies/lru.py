@@ -1,49 +1,66 @@
-"""Least recently used: the chunk whose last use is longest ago leaves first."""
+"""Least recently used: the run whose last use is longest ago leaves first."""
 
-import heapq
-from collections.abc import Iterable
+from kvtide.policies.recency import Links, RecencyList
 
 
 class LRUPolicy:
-    """LRU over offered chunks, in O(log n) a victim.
+    """LRU over runs, in constant time a use and a victim."""
 
-    Stamps only ever rise, so the heap may hold an older stamp for a chunk than the true one: it is
-    corrected when the entry surfaces. An id has at most one entry, hence the heap never outgrows the
-    number of ids.
-    """
+    remembers = False
 
     def __init__(self) -> None:
-        self._clock = 0
-        self._stamps: dict[int, int] = {}
-        self._offered: set[int] = set()
-        self._heap: list[tuple[int, int]] = []
-        self._queued: set[int] = set()
+        self.clear()
 
-    def touched(self, chunk_ids: Iterable[int]) -> None:
-        self._clock += 1
-        self._stamps.update(dict.fromkeys(chunk_ids, self._clock))
+    def clear(self) -> None:
+        self._links = Links()
+        self._runs = RecencyList(self._links)
 
-    def offer(self, chunk_id: int) -> None:
-        self._offered.add(chunk_id)
-        if chunk_id not in self._queued:
-            self._queued.add(chunk_id)
-            heapq.heappush(self._heap, (self._stamps.get(chunk_id, 0), chunk_id))
+    def resize(self, capacity: int) -> None:
+        """Recency knows no capacity."""
 
-    def withdraw(self, chunk_id: int) -> None:
-        self._offered.discard(chunk_id)
+    def inserted(self, run: int, count: int, visit: int) -> None:
+        self._links.cover(run)
+        self._links.offered[run] = 0
+        self._runs.push(run)
 
-    def forget(self, chunk_id: int) -> None:
-        self._offered.discard(chunk_id)
-        self._stamps.pop(chunk_id, None)
+    def joins(self, run: int, visit: int) -> bool:
+        return True
+
+    def grown(self, run: int, count: int) -> None:
+        """Recency does not count chunks."""
+
+    def touched(self, run: int, visit: int) -> None:
+        self._runs.use(run)
+
+    def split(self, run: int, head: int, head_count: int) -> None:
+        self._links.cover(head)
+        self._links.offered[head] = 0
+        self._runs.split(run, head)
+
+    def offer(self, run: int) -> None:
+        if not self._links.offered[run]:
+            self._links.offered[run] = 1
+            self._runs.offered(run)
+
+    def withdraw(self, run: int) -> None:
+        self._links.offered[run] = 0
 
     def victim(self) -> int | None:
-        while self._heap:
-            stamp, chunk_id = self._heap[0]
-            if chunk_id not in self._offered:
-                heapq.heappop(self._heap)
-                self._queued.discard(chunk_id)
-            elif (true_stamp := self._stamps.get(chunk_id, 0)) != stamp:
-                heapq.heapreplace(self._heap, (true_stamp, chunk_id))
-            else:
-                return chunk_id
+        return self._runs.oldest()
+
+    def shrunk(self, run: int, count: int) -> None:
+        """Recency does not count chunks."""
+
+    def removed(self, run: int) -> None:
+        self._links.offered[run] = 0
+        self._runs.discard(run)
+
+    def remember(self, run: int) -> bool:
+        self.removed(run)
+        return False
+
+    def forgotten(self) -> tuple[int, int] | None:
         return None
+
+    def recalled(self, run: int) -> None:
+        """Nothing is remembered."""

@@ -6,7 +6,8 @@ bounded time, and then hits the engine's own cache.
 
 from kvtide.errors import MissingChunkError
 from kvtide.geometry import KVGeometry, chunks_needed
-from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, JobId
+from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, JobId, ids
+from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs, TransferJobStatus
@@ -23,18 +24,19 @@ class LoadPlanner:
         self._manager = manager
         self._jobs = jobs
         self._metrics = metrics
-        self._loading: dict[tuple[int, bytes], JobId] = {}
+        self._loading: dict[JobId, list[ChunkRun]] = {}
 
-    def is_brought_by_another(self, state: RequestOffloadState, computed_tokens: int) -> bool:
-        """Say whether an open load brings the first chunk this request lacks; those after it come along."""
-        if not self._loading:
-            return False
-        for group in self._geometry.groups:
-            first = computed_tokens // group.tokens_per_chunk
-            run = group.run(state.request.block_hashes, first, first + 1)
-            if (group.group_index, run.hash_of(first)) in self._loading:
-                return True
-        return False
+    def brought_by(self, state: RequestOffloadState, computed_tokens: int) -> JobId | None:
+        """Name the open load that brings the first chunk this request lacks; those after it come along."""
+        for job_id, runs in self._loading.items():
+            for run in runs:
+                group = self._geometry.groups[run.group_index]
+                first = computed_tokens // group.tokens_per_chunk
+                if run.start <= first < run.stop:
+                    mine = group.run(state.request.block_hashes, first, first + 1)
+                    if mine.hash_of(first) == run.hash_of(first):
+                        return job_id
+        return None
 
     def plan(
         self, state: RequestOffloadState, restored_tokens: int, after: frozenset[JobId], now_s: float
@@ -72,20 +74,16 @@ class LoadPlanner:
             restored_tokens - state.local_tokens,
         )
         state.load_job = status.job.job_id
+        self._loading[status.job.job_id] = [chunks.run for chunks in held]
         for group_state, chunks in zip(state.groups, held, strict=False):
             group_state.num_hit_chunks = len(chunks.run)
-            for block_hash in chunks.run.hashes():
-                self._loading.setdefault((chunks.run.group_index, block_hash), status.job.job_id)
 
     def ended(self, status: TransferJobStatus) -> None:
         """Unpin the chunks of a load that was closed; after a failure they are not offered to it again."""
         state = status.owner
         for chunks in status.held:
             self._manager.complete_load(chunks.run, chunks.spec, state.context)
-            for block_hash in chunks.run.hashes():
-                name = (chunks.run.group_index, block_hash)
-                if self._loading.get(name) == status.job.job_id:
-                    del self._loading[name]
+        del self._loading[status.job.job_id]
         state.load_job = None
         if not status.failed:
             self._metrics.add("hit_tokens", status.token_count, "host")
@@ -96,22 +94,26 @@ class LoadPlanner:
 
     def check_invariants(self) -> None:
         """Check that nobody waits for a load that is closed."""
-        for job_id in self._loading.values():
+        for job_id in self._loading:
             assert self._jobs.get(job_id) is not None, f"load {job_id} is closed and still waited for"
 
     def _targets(self, state: RequestOffloadState, restored_tokens: int) -> GPULoadStoreSpec:
-        block_ids: list[int] = []
+        block_ids = ids(())
         sizes: list[int] = []
         indices: list[int] = []
         for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
             first = state.local_tokens // group.tokens_per_block
             blocks = group_state.block_ids[first : -(-restored_tokens // group.tokens_per_block)]
-            block_ids += blocks
+            block_ids.extend(blocks)
             sizes.append(len(blocks))
             indices.append(first)
-        return GPULoadStoreSpec(tuple(block_ids), tuple(sizes), tuple(indices))
+        return GPULoadStoreSpec(block_ids, tuple(sizes), tuple(indices))
 
 
 def _joined(held: list[HeldChunks]) -> CPULoadStoreSpec:
-    slots = tuple(slot for chunks in held for slot in chunks.spec.slots)
+    if len(held) == 1:
+        return held[0].spec
+    slots = ids(())
+    for chunks in held:
+        slots.extend(chunks.spec.slots)
     return CPULoadStoreSpec(slots, tuple(len(chunks.spec.slots) for chunks in held))

@@ -16,6 +16,7 @@ from kvtide.jobs import (
     JobId,
     JobState,
     TransferJob,
+    ids,
     next_state,
 )
 from kvtide.keys import ChunkRun
@@ -131,7 +132,7 @@ class OpenJobs:
         self._unsent.append(job_id)
         owner.transfer_jobs.add(job_id)
         device = job.device_spec()
-        self.fences.open(job_id, device.block_ids if device is not None else ())
+        self.fences.open(job_id, device.block_ids if device is not None else ids(()))
         if direction is Direction.STORE:
             self._store_chunks += status.chunk_count
         return status

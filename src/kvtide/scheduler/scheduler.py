@@ -11,6 +11,7 @@ from kvtide.jobs import (
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,
     PoolReport,
+    ReqContext,
 )
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
@@ -19,7 +20,7 @@ from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
 from kvtide.scheduler.pace import RecomputePace
-from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
+from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
 
 QUARANTINE_S = 60.0
@@ -51,6 +52,8 @@ class OffloadingConnectorScheduler:
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
         self._gauges: dict[tuple[str, str], int] = {}
+        self._visits = 0
+        self._deferred_count = 0
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -70,16 +73,30 @@ class OffloadingConnectorScheduler:
         state = self._state_of(request)
         if state.load_job is not None:
             return None, False
+        if (wait := state.wait) is not None:
+            # Whatever else has changed: what it lacks is still being brought.
+            if (
+                wait.computed_tokens == num_computed_tokens
+                and now_s < wait.until_s
+                and self._jobs.get(wait.job_id) is not None
+            ):
+                self._deferred_count += 1
+                return None, False
+            state.wait = None
         state.begin_admission(num_computed_tokens)
         if request.skip_reading_prefix_cache:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
         hit_tokens = found.restored_tokens - num_computed_tokens
-        brought = hit_tokens > 0 and self._loads.is_brought_by_another(state, num_computed_tokens)
-        if (found.later or brought) and self._may_wait(state, num_computed_tokens, now_s):
-            self._metrics.add("deferred_lookups", 1)
-            return None, False
-        if brought or hit_tokens < self._geometry.restore_interval:
+        brought_by = self._loads.brought_by(state, num_computed_tokens) if hit_tokens > 0 else None
+        if found.later or brought_by is not None:
+            until_s = self._patience_ends_s(state, num_computed_tokens, now_s)
+            if now_s < until_s:
+                self._deferred_count += 1
+                if brought_by is not None:
+                    state.wait = Wait(brought_by, num_computed_tokens, until_s)
+                return None, False
+        if brought_by is not None or hit_tokens < self._geometry.restore_interval:
             return 0, False
         return hit_tokens, True
 
@@ -135,9 +152,13 @@ class OffloadingConnectorScheduler:
         for copy in step.kv_cache_block_copies or ():
             self._flush |= self._jobs.fences.conflicts((copy.dst_block_id,))
         self._note_new_blocks(step)
+        requests = self._requests
         for request_id, token_count in step.num_scheduled_tokens.items():
-            if (state := self._requests.get(request_id)) is not None:
-                self._stores.plan(state, state.request.num_computed_tokens + token_count, now_s)
+            if (state := requests.get(request_id)) is not None:
+                computed_tokens = state.request.num_computed_tokens + token_count
+                if computed_tokens >= state.offer_at:
+                    self._stores.plan(state, computed_tokens, now_s)
+        self._manager.keep_room()
         flush, self._flush = self._flush, set()
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
         return OffloadingConnectorMetadata(self._manager.generation, self._jobs.send(), jobs_to_flush)
@@ -169,7 +190,7 @@ class OffloadingConnectorScheduler:
         """
         self._manager.reset()
         for state in self._requests.values():
-            state.memo = None
+            state.memo = state.wait = None
             state.stale = any(group.block_ids for group in state.groups)
         return True
 
@@ -185,6 +206,9 @@ class OffloadingConnectorScheduler:
 
     def metrics(self) -> MetricsDelta:
         """Add the gauges that have changed to what was counted."""
+        if self._deferred_count:
+            self._metrics.add("deferred_lookups", self._deferred_count)
+            self._deferred_count = 0
         slot_bytes = self._stores.slot_bytes
         budget_slots = min((pool.slot_count for pool in self._pools.values()), default=0)
         stores = sum(status.job.direction is Direction.STORE for status in self._jobs)
@@ -214,18 +238,23 @@ class OffloadingConnectorScheduler:
     def _state_of(self, request: EngineRequest) -> RequestOffloadState:
         state = self._requests.get(request.request_id)
         if state is None:
-            state = RequestOffloadState(request, [GroupOffloadState() for _ in self._geometry.groups])
+            self._visits += 1
+            context = ReqContext(request.request_id, request.kv_transfer_params, self._visits)
+            state = RequestOffloadState(
+                request, [GroupOffloadState() for _ in self._geometry.groups], context
+            )
             self._requests[request.request_id] = state
         return state
 
-    def _may_wait(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> bool:
+    def _patience_ends_s(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> float:
+        """Say until when a request waits for others; no longer than computing would take."""
         if state.deferred_since_s is None:
             state.deferred_since_s = now_s
         limit_s = self._config.defer_limit_s
         recompute_s = self._pace.seconds_for(state.request.num_tokens - computed_tokens)
         if recompute_s is not None:
             limit_s = min(limit_s, recompute_s)
-        return now_s - state.deferred_since_s < limit_s
+        return state.deferred_since_s + limit_s
 
     def _note_admission(self, state: RequestOffloadState) -> None:
         """Refresh the whole prefix, once an admission: a second call brings blocks after a load."""

@@ -65,12 +65,32 @@ class LookupMemo:
 
 
 @dataclass(slots=True)
+class Wait:
+    """A request is told "ask again", without a look at anything else, while somebody's load is open.
+
+    Attributes:
+        job_id: The load that brings what it lacks.
+        computed_tokens: The engine's own hit when that was found out.
+        until_s: When its patience ends.
+    """
+
+    job_id: JobId
+    computed_tokens: int
+    until_s: float
+
+
+NEVER = 1 << 62
+"""More tokens than any request has."""
+
+
+@dataclass(slots=True)
 class RequestOffloadState:
     """Beside one request of the engine.
 
     Attributes:
         request: The engine's own object.
         groups: Per KV cache group.
+        context: Names the request to the primitives.
         local_tokens: The engine's own hit, as it was last told to us.
         transfer_jobs: Open jobs of this request.
         load_job: The open load, if any.
@@ -80,10 +100,13 @@ class RequestOffloadState:
         being_admitted: The engine has asked and not yet told us of blocks.
         stale: The blocks hold KV of before a reset, which must not be stored.
         memo: The last lookup.
+        wait: What it waits for, when that is another request's load.
+        offer_at: Computed tokens from which on there may be something to store.
     """
 
     request: EngineRequest
     groups: list[GroupOffloadState]
+    context: ReqContext
     local_tokens: int = 0
     transfer_jobs: set[JobId] = field(default_factory=set)
     load_job: JobId | None = None
@@ -93,17 +116,15 @@ class RequestOffloadState:
     being_admitted: bool = False
     stale: bool = False
     memo: LookupMemo | None = None
-
-    @property
-    def context(self) -> ReqContext:
-        """Name the request to the primitives."""
-        return ReqContext(self.request.request_id, self.request.kv_transfer_params)
+    wait: Wait | None = None
+    offer_at: int = 0
 
     def begin_admission(self, local_tokens: int) -> None:
         """Note that the engine asks on behalf of a request that owns no blocks."""
         self.local_tokens = local_tokens
         self.being_admitted = True
         self.stale = False
+        self.offer_at = 0
         for group in self.groups:
             group.block_ids = []
             group.next_stored_chunk_idx = 0

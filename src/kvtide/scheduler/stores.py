@@ -6,12 +6,12 @@ in prefix order. What was refused for want of room is offered again only after s
 
 from kvtide.events import ChunkContent
 from kvtide.geometry import GroupGeometry
-from kvtide.jobs import Direction, GPULoadStoreSpec, Hop
+from kvtide.jobs import Direction, GPULoadStoreSpec, Hop, ids
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
-from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
+from kvtide.scheduler.state import NEVER, GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
 
 
 class StorePlanner:
@@ -37,6 +37,7 @@ class StorePlanner:
     def plan(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> None:
         """Offer what is whole by ``computed_tokens`` and was not offered since the last admission."""
         if state.stale:
+            state.offer_at = NEVER
             return
         request = state.request
         if self._config.offload_prompt_only:
@@ -47,6 +48,17 @@ class StorePlanner:
             chunk_count = min(group.full_chunks(computed_tokens), hashed)
             if chunk_count > group_state.next_stored_chunk_idx and not self._still_refused(state):
                 self._offer(state, group_state, group, chunk_count, now_s)
+        state.offer_at = self._next_offer(state)
+
+    def _next_offer(self, state: RequestOffloadState) -> int:
+        """Say how many tokens have to be computed before there is anything new to offer."""
+        tokens = min(
+            (group_state.next_stored_chunk_idx + 1) * group.tokens_per_chunk
+            for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True)
+        )
+        if self._config.offload_prompt_only and tokens > state.request.num_prompt_tokens:
+            return NEVER
+        return tokens
 
     def _offer(
         self,
@@ -81,9 +93,9 @@ class StorePlanner:
     ) -> None:
         run = output.keys_to_store
         first = run.start * group.blocks_per_chunk
-        block_ids = tuple(group_state.block_ids[first : run.stop * group.blocks_per_chunk])
+        block_ids = ids(group_state.block_ids[first : run.stop * group.blocks_per_chunk])
         if self._config.with_events:
-            self._manager.describe(output.store_spec, _content(state, run, group))
+            self._manager.describe(run, output.store_spec, _content(state, run, group))
         device = GPULoadStoreSpec(block_ids, (len(block_ids),), (first,))
         self._jobs.plan(
             state,

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from kvtide.errors import LayoutError
-from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, JobId
+from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, JobId, ids
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 
 TIMEOUT_S = 30.0
@@ -79,9 +79,9 @@ def _copy_chunk(
     def sizes(count: int) -> tuple[int, ...]:
         return tuple(count if group == group_index else 0 for group in range(group_count))
 
-    host = CPULoadStoreSpec((0,), sizes(1))
+    host = CPULoadStoreSpec(ids((0,)), sizes(1))
     for handler, blocks in ((store, sources), (load, targets)):
-        device = GPULoadStoreSpec(tuple(blocks), sizes(len(blocks)), (0,) * group_count)
+        device = GPULoadStoreSpec(ids(blocks), sizes(len(blocks)), (0,) * group_count)
         storing = handler.direction is Direction.STORE
         job_id = JobId(-1 - storing)
         handler.transfer_async(job_id, Hop(device, host) if storing else Hop(host, device), TIMEOUT_S)

@@ -1,0 +1,108 @@
+"""Stores that have been prepared and not completed: chunks that nobody can read yet.
+
+They lie outside the catalog, so that one that fails takes nothing with it that others already extended. A
+store that continues one still under way waits for it, and fails with it. Knows runs, slots and who waits
+for whom; does not know the catalog.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from kvtide.events import ChunkContent
+from kvtide.jobs import Ids
+from kvtide.keys import ChunkRun
+
+
+@dataclass(slots=True, eq=False)
+class PendingStore:
+    """One store between ``prepare_store`` and ``complete_store``.
+
+    Attributes:
+        run: Its chunks, as they were handed out.
+        slots: One per chunk.
+        visit: Who stores.
+        parent: The pending store it continues, until that one is ready.
+        pin: Of the ready prefix it continues, None while it has a parent.
+        children: Pending stores that continue it.
+        copied: Its bytes are in place; it waits for its parent.
+        doomed: Forgotten; its slots are freed when its own copy has ended.
+        content: For the event.
+    """
+
+    run: ChunkRun
+    slots: Ids
+    visit: int
+    parent: "PendingStore | None" = None
+    pin: int | None = None
+    children: list["PendingStore"] = field(default_factory=list)
+    copied: bool = False
+    doomed: bool = False
+    content: ChunkContent | None = None
+
+
+class PendingStores:
+    """Every pending store, by its first slot and by the name of its first chunk."""
+
+    def __init__(self) -> None:
+        self._by_slot: dict[int, PendingStore] = {}
+        self._by_name: dict[tuple[int, bytes], PendingStore] = {}
+
+    def add(self, store: PendingStore) -> None:
+        """Enter a store whose parent is entered already."""
+        self._by_slot[store.slots[0]] = store
+        self._by_name[store.run.group_index, store.run.hash_of(store.run.start)] = store
+        if store.parent is not None:
+            store.parent.children.append(store)
+
+    def get(self, slots: Sequence[int], run: ChunkRun) -> PendingStore | None:
+        """Find the store of the very run that was prepared; its slots may have a new owner by now."""
+        store = self._by_slot.get(slots[0]) if slots else None
+        return store if store is not None and store.run is run else None
+
+    def begins_at(self, run: ChunkRun, chunk_index: int) -> PendingStore | None:
+        """Find the store whose first chunk is chunk ``chunk_index`` of this prompt."""
+        if not self._by_name or chunk_index >= run.stop:
+            return None
+        return self._by_name.get((run.group_index, run.hash_of(chunk_index)))
+
+    def follow(self, run: ChunkRun, chunk_index: int) -> tuple[int, PendingStore | None]:
+        """Walk on through what is pending.
+
+        Args:
+            run: Of a prompt.
+            chunk_index: Its first chunk that is not ready.
+
+        Returns:
+            The first chunk that is not pending either, and the store with the one before it.
+        """
+        parent = None
+        while (store := self.begins_at(run, chunk_index)) is not None:
+            parent = store
+            chunk_index += _agreed(store.run, run, min(store.run.stop, run.stop) - store.run.start)
+        return chunk_index, parent
+
+    def forget_name(self, store: PendingStore) -> None:
+        """Nobody is to find this store any more; it stays until ``remove``."""
+        self._by_name.pop((store.run.group_index, store.run.hash_of(store.run.start)), None)
+
+    def remove(self, store: PendingStore) -> None:
+        """Strike a store out."""
+        del self._by_slot[store.slots[0]]
+        if not store.doomed:
+            self.forget_name(store)
+
+    def __iter__(self) -> Iterator[PendingStore]:
+        return iter(list(self._by_slot.values()))
+
+    def __len__(self) -> int:
+        return len(self._by_slot)
+
+
+def _agreed(stored: ChunkRun, other: ChunkRun, limit: int) -> int:
+    """Count the chunks, at least one, that both have from ``stored.start`` on: hashes are chained."""
+    low, high = 1, limit
+    while low < high:
+        middle = (low + high + 1) // 2
+        at = stored.start + middle - 1
+        low, high = (middle, high) if stored.hash_of(at) == other.hash_of(at) else (low, middle - 1)
+    return low

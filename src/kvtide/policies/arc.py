@@ -1,0 +1,158 @@
+"""ARC: recency and frequency share the room, and what was let go too early says how.
+
+N. Megiddo, D. Modha, "ARC: A Self-Tuning, Low Overhead Replacement Cache", FAST 2003, figure 4: T1 holds what
+was used once, T2 what was used again, B1 and B2 the names of what has left them; a name of B1 that is
+asked for again makes the target ``p`` of T1 larger, one of B2 smaller, and either comes back into T2.
+
+What a prefix cache makes of it, here and nowhere else:
+
+* Lists are of runs, sizes are of chunks. Chunks that are asked for together adapt ``p`` by the sizes of B1
+  and B2 at that moment.
+* A chunk never leaves before what extends it, nor is its name forgotten before theirs. Where the list whose
+  turn it is holds nothing that may leave, the other one gives.
+* A request that comes back to its own chunks, to extend them, has not used them again.
+* The victim is named before it is known how many chunks come, so the paper's tie rule (x in B2 and
+  |T1| = p) does not apply: a tie takes from T2.
+"""
+
+from array import array
+
+from kvtide.policies.recency import Links, RecencyList
+
+_T1, _T2, _B1, _B2 = 1, 2, 3, 4
+
+
+class ARCPolicy:
+    """ARC over runs, in constant time a use, a victim and a name that is forgotten."""
+
+    remembers = True
+
+    def __init__(self) -> None:
+        self._capacity = 0
+        self.clear()
+
+    def clear(self) -> None:
+        self._links = Links()
+        self._lists = [RecencyList(self._links) for _ in range(5)]
+        self._where = bytearray()
+        self._counts = array("i")
+        self._visitors = array("q")
+        self._target = 0
+
+    @property
+    def target(self) -> int:
+        """The paper's p: chunks that T1 should hold."""
+        return self._target
+
+    @property
+    def sizes(self) -> tuple[int, int, int, int]:
+        """Chunks of T1, T2, B1 and B2."""
+        t1, t2, b1, b2 = (one.size for one in self._lists[1:])
+        return t1, t2, b1, b2
+
+    def resize(self, capacity: int) -> None:
+        self._capacity = capacity
+        self._target = min(self._target, capacity)
+
+    def inserted(self, run: int, count: int, visit: int) -> None:
+        self._cover(run)
+        if self._where[run] in (_B1, _B2):
+            self._move(run, _T2)
+        else:
+            self._where[run], self._counts[run] = _T1, count
+            self._links.offered[run] = 0
+            self._lists[_T1].push(run)
+            self._lists[_T1].size += count
+        self._visitors[run] = visit
+
+    def joins(self, run: int, visit: int) -> bool:
+        return self._where[run] == _T1 and self._visitors[run] == visit
+
+    def grown(self, run: int, count: int) -> None:
+        self._counts[run] += count
+        self._lists[self._where[run]].size += count
+
+    def touched(self, run: int, visit: int) -> None:
+        if self._where[run] == _T1 and self._visitors[run] != visit:
+            self._move(run, _T2)
+        else:
+            self._lists[self._where[run]].use(run)
+        self._visitors[run] = visit
+
+    def split(self, run: int, head: int, head_count: int) -> None:
+        self._cover(head)
+        self._where[head], self._counts[head] = self._where[run], head_count
+        self._visitors[head] = self._visitors[run]
+        self._counts[run] -= head_count
+        self._links.offered[head] = 0
+        self._lists[self._where[run]].split(run, head)
+
+    def offer(self, run: int) -> None:
+        if not self._links.offered[run]:
+            self._links.offered[run] = 1
+            self._lists[self._where[run]].offered(run)
+
+    def withdraw(self, run: int) -> None:
+        self._links.offered[run] = 0
+
+    def victim(self) -> int | None:
+        first, other = self._lists[_T2], self._lists[_T1]
+        if other.size > self._target:
+            first, other = other, first
+        run = first.oldest()
+        return other.oldest() if run is None else run
+
+    def shrunk(self, run: int, count: int) -> None:
+        self._counts[run] -= count
+        self._lists[self._where[run]].size -= count
+
+    def removed(self, run: int) -> None:
+        runs = self._lists[self._where[run]]
+        runs.discard(run)
+        runs.size -= self._counts[run]
+        self._where[run] = self._links.offered[run] = 0
+
+    def remember(self, run: int) -> bool:
+        self._move(run, _B1 if self._where[run] == _T1 else _B2)
+        self._links.offered[run] = 0
+        return True
+
+    def forgotten(self) -> tuple[int, int] | None:
+        t1, t2, b1, b2 = self.sizes
+        first, other = self._lists[_B1], self._lists[_B2]
+        excess = min(b1, t1 + b1 - self._capacity)
+        if excess <= 0:
+            first, other = other, first
+            excess = min(b1 + b2, t1 + t2 + b1 + b2 - 2 * self._capacity)
+        if excess <= 0:
+            return None
+        run = first.oldest()
+        run = other.oldest() if run is None else run
+        return None if run is None else (run, min(excess, self._counts[run]))
+
+    def recalled(self, run: int) -> None:
+        _, _, b1, b2 = self.sizes
+        if self._where[run] == _B1:
+            step = max(1, b2 // b1)
+            self._target = min(self._capacity, self._target + step * self._counts[run])
+        else:
+            step = max(1, b1 // b2)
+            self._target = max(0, self._target - step * self._counts[run])
+        # What is asked for again is the last name to forget until it is back.
+        self._lists[self._where[run]].use(run)
+
+    def _move(self, run: int, to: int) -> None:
+        here, count = self._lists[self._where[run]], self._counts[run]
+        here.discard(run)
+        here.size -= count
+        self._where[run] = to
+        self._lists[to].push(run)
+        self._lists[to].size += count
+
+    def _cover(self, run: int) -> None:
+        self._links.cover(run)
+        missing = run + 1 - len(self._where)
+        if missing > 0:
+            self._where.extend(bytes(missing))
+            self._counts.extend([0] * missing)
+            self._visitors.extend([0] * missing)
