@@ -5,13 +5,14 @@ process's own processor time is the engine's: model, scheduler, connector and co
 batches it blocks on its pipe and uses nothing. Does not know what is compared with what.
 """
 
-import os
 import resource
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import Any
+
+from benchmarks.frame.children import print_into
 
 REST_WINDOW_S = 0.05
 REST_CORES = 0.05  # an idle interpreter with its timers stays below
@@ -87,7 +88,7 @@ def serve(pipe: Connection, log: str, arguments: Mapping[str, Any]) -> None:
         log: Path of a file that takes everything printed here.
         arguments: For vLLM's ``LLM``.
     """
-    _print_into(log)
+    print_into(log)
     try:
         engine = _Engine(arguments)
         pipe.send(engine.ready())
@@ -98,13 +99,6 @@ def serve(pipe: Connection, log: str, arguments: Mapping[str, Any]) -> None:
     except Exception as error:
         pipe.send(Failed(f"{type(error).__name__}: {error}"))
         raise
-
-
-def _print_into(log: str) -> None:
-    target = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
-    for stream in (1, 2):
-        os.dup2(target, stream)
-    os.close(target)
 
 
 class _Engine:

@@ -4,15 +4,14 @@ Knows how to start, ask and end them. An engine that is not asked is blocked on 
 processor time from the one that is. It ends with this process, however that ends: its pipe closes.
 """
 
-import contextlib
 import multiprocessing
-import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+from benchmarks.frame.children import END_LIMIT_S, environment, log_end
 from benchmarks.frame.engine_child import Batch, BatchResult, Failed, Ready, serve
 from benchmarks.frame.registry import UnfitError
 
@@ -29,8 +28,6 @@ ENVIRONMENT = {
 }
 START_LIMIT_S = 180.0
 BATCH_LIMIT_S = 300.0
-END_LIMIT_S = 20.0
-LOG_LINES = 15
 
 
 class EngineProcess:
@@ -55,7 +52,7 @@ class EngineProcess:
             target=serve, args=(theirs, str(log), dict(arguments)), name=f"engine-{name}", daemon=True
         )
         # In place before the process is, since allocator and thread pool read them first of all.
-        with _environment(ENVIRONMENT):
+        with environment(ENVIRONMENT):
             self._process.start()
         theirs.close()
 
@@ -91,31 +88,13 @@ class EngineProcess:
         give_up_s = time.monotonic() + limit_s
         while not self._pipe.poll(1.0):
             if time.monotonic() > give_up_s:
-                raise UnfitError(f"engine {self.name}: no answer within {limit_s:.0f} s{self._log_end()}")
+                raise UnfitError(f"engine {self.name}: no answer within {limit_s:.0f} s{log_end(self._log)}")
         try:
             answer = self._pipe.recv()
         except EOFError:
             self._process.join(END_LIMIT_S)
             code = self._process.exitcode
-            raise UnfitError(f"engine {self.name}: ended with exit code {code}{self._log_end()}") from None
+            raise UnfitError(f"engine {self.name}: ended with exit code {code}{log_end(self._log)}") from None
         if isinstance(answer, Failed):
-            raise UnfitError(f"engine {self.name}: {answer.message}{self._log_end()}")
+            raise UnfitError(f"engine {self.name}: {answer.message}{log_end(self._log)}")
         return answer
-
-    def _log_end(self) -> str:
-        lines = self._log.read_text(errors="replace").splitlines() if self._log.exists() else []
-        return "".join(f"\n  {line}" for line in [f"the end of {self._log}:", *lines[-LOG_LINES:]])
-
-
-@contextlib.contextmanager
-def _environment(changes: Mapping[str, str]) -> Iterator[None]:
-    before = {name: os.environ.get(name) for name in changes}
-    os.environ.update(changes)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 
 from benchmarks.frame.bars import Bar
-from benchmarks.frame.plots import Plot, data_url, png
+from benchmarks.frame.plots import Bars, Plot, data_url, png
 from benchmarks.frame.results import Result
 
 STYLE = """
@@ -64,7 +64,7 @@ def _bars(bars: Sequence[Bar]) -> str:
     return f"<table><tr><th>what</th><th>ratio</th><th>bar</th><th></th></tr>{rows}</table>"
 
 
-def _picture(plot: Plot) -> str:
+def _picture(plot: Plot | Bars) -> str:
     return f'<img alt="{escape(plot.title, quote=True)}" src="{data_url(png(plot))}">'
 
 

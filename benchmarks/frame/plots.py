@@ -7,6 +7,10 @@ import base64
 import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 SIZE_INCH = (7.2, 3.6)
 COLOURS = ("#0f766e", "#9a3412", "#4338ca", "#a16207", "#64748b", "#be185d")
@@ -53,8 +57,57 @@ class Plot:
     log_y: bool = False
 
 
-def png(plot: Plot) -> bytes:
+@dataclass(frozen=True, slots=True)
+class Bars:
+    """One picture of horizontal bars in groups.
+
+    Attributes:
+        title: What it shows.
+        x_label: With unit.
+        groups: Names, from the top down.
+        series: A label and one value per group, each.
+        log_x: Whether the x axis is logarithmic.
+    """
+
+    title: str
+    x_label: str
+    groups: tuple[str, ...]
+    series: tuple[tuple[str, tuple[float, ...]], ...]
+    log_x: bool = False
+
+
+def png(plot: Plot | Bars) -> bytes:
     """Draw ``plot``; returns a PNG file."""
+    return _bars(plot) if isinstance(plot, Bars) else _lines(plot)
+
+
+def _bars(plot: Bars) -> bytes:
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    thickness = 0.8 / len(plot.series)
+    height_inch = 1.2 + 0.24 * len(plot.groups) * len(plot.series)
+    figure = Figure(figsize=(SIZE_INCH[0], height_inch), dpi=110, layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    for index, ((label, values), colour) in enumerate(
+        zip(plot.series, _colours(len(plot.series)), strict=True)
+    ):
+        places = [group + (index - (len(plot.series) - 1) / 2) * thickness for group in range(len(values))]
+        drawn = axes.barh(places, values, height=thickness, color=colour, label=label)
+        axes.bar_label(drawn, fmt="{:,.3g}", fontsize=7, padding=2)
+    axes.set(title=plot.title, xlabel=plot.x_label)
+    axes.set_yticks(range(len(plot.groups)), plot.groups, fontsize=8)
+    axes.invert_yaxis()
+    if plot.log_x:
+        axes.set_xscale("log")
+    axes.margins(x=0.12)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+    return _drawn(figure)
+
+
+def _lines(plot: Plot) -> bytes:
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -78,6 +131,10 @@ def png(plot: Plot) -> bytes:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+    return _drawn(figure)
+
+
+def _drawn(figure: "Figure") -> bytes:
     file = io.BytesIO()
     figure.savefig(file, format="png")
     return file.getvalue()

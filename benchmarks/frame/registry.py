@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.frame.bars import Bar
-from benchmarks.frame.plots import Plot
+from benchmarks.frame.plots import Bars, Plot
 
 Sample = Mapping[str, Any]
 """One measurement as it goes into ``results.json``: plain values, units last in the names."""
@@ -35,7 +35,7 @@ class Verdict:
 
     bars: tuple[Bar, ...]
     notes: tuple[str, ...] = ()
-    plots: tuple[Plot, ...] = ()
+    plots: tuple[Plot | Bars, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

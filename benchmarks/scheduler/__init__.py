@@ -1,0 +1,1 @@
+"""What ``scheduler_cost`` is made of: one file a question."""
