@@ -94,7 +94,7 @@ class OffloadingManager(ABC):
 
     @abstractmethod
     def prepare_store(self, run: ChunkRun, ctx: ReqContext, limit: int | None = None) -> PrepareStoreOutput:
-        """Give slots to the missing chunks of a prefix, evicting others.
+        """Give slots to the missing chunks of a prefix, evicting others. Offering a prefix is a use of it.
 
         The chunks stay invisible to ``lookup`` until ``complete_store``. No room means fewer chunks: the
         longest prefix that fits, possibly none.
@@ -119,7 +119,7 @@ class OffloadingManager(ABC):
         """Remember what a prepared store holds, for the event of its completion."""
 
     def keep_room(self) -> None:  # noqa: B027
-        """Free a little ahead of need; called once a step."""
+        """Free a little ahead of need. Called once a step: what a step may evict is counted from here."""
 
     @abstractmethod
     def take_events(self) -> list[OffloadingEvent]:

@@ -1,12 +1,8 @@
-"""Which chunk is where: the prefix tree, and what each tier holds of it.
+"""Which chunk is where, for how long it must stay, and who leaves.
 
-A *row* is one KV cache group in one tier: a slot per entry of the tree. Full attention keeps a row without
-holes within a node, so that a number per node says how far it reaches; windowed and recurrent groups may
-have holes and are asked slot by slot. Closed is the union of the tiers: an entry stays in the tree while
-any tier holds it, anything hangs below it, or a policy remembers its name. Pins and uses are kept for the
-deepest chunk of a prefix and cover all above it. Knows no requests, no jobs and no bytes.
-
-Positions count chunks of the finest group from the beginning of the prompt.
+Closed is the union of the tiers: an entry stays in the tree while any tier holds it, anything hangs below
+it, or a policy remembers its name. Pins and uses are kept for the deepest chunk of a prefix and cover all
+above it. Knows no requests, no jobs and no bytes; reading is in ``residency``.
 """
 
 from array import array
@@ -15,23 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from kvtide.manager.tree import ROOT, PrefixTree
+from kvtide.manager.residency import ABSENT, CatalogGroup, Residency, chosen_names
+from kvtide.manager.tree import ROOT, Path
 from kvtide.policies import EvictionPolicy
 
-ABSENT = -1
-
-
-@dataclass(frozen=True, slots=True)
-class CatalogGroup:
-    """One KV cache group, as the catalog sees it.
-
-    Attributes:
-        stride: Positions one of its chunks spans.
-        window: Chunks before a position that a reader needs to continue there; None for all of them.
-    """
-
-    stride: int = 1
-    window: int | None = None
+__all__ = ["ABSENT", "Catalog", "CatalogGroup", "Evicted"]
 
 
 @dataclass(slots=True)
@@ -39,149 +23,44 @@ class Evicted:
     """What has left a tier.
 
     Attributes:
-        slots: Per run that left, the slots it had.
+        slots: Per run that left, the slots it had; to be read before anything is inserted.
         names: Per run, its group and its hashes, one after another; the last chunk left first.
         count: Slots of all of them.
+        run_count: Runs looked at.
     """
 
     slots: list[np.ndarray] = field(default_factory=list)
     names: list[tuple[int, bytes]] = field(default_factory=list)
     count: int = 0
+    run_count: int = 0
 
 
-class Catalog:
-    """Residency of every chunk, in every tier.
+class Catalog(Residency):
+    """Residency of every chunk in every tier, and who leaves.
 
     Args:
         groups: The KV cache groups.
         policies: One per tier, the nearest tier first; None for a tier that evicts by its own rules.
-
-    Attributes:
-        tree: The prefixes; to be read.
     """
 
     def __init__(self, groups: Sequence[CatalogGroup], policies: Sequence[EvictionPolicy | None]) -> None:
-        self.tree = PrefixTree()
-        self._groups = tuple(groups)
+        super().__init__(groups, len(policies))
         self._policies = tuple(policies)
-        self._tiers = range(len(policies))
-        rows = len(groups) * len(policies)
-        self._slots = [np.empty(0, dtype=np.int32) for _ in range(rows)]
-        self._have = [array("i", [0]) for _ in range(rows)]
         self._kids = [array("i", [0]) for _ in policies]
+        self._remembering = any(policy is not None and policy.remembers for policy in policies)
         self._remembered: list[set[int]] = [set() for _ in policies]
         self._pins: dict[int, dict[int, int]] = {}  # node -> {handle: entries it covers}
         self._pinned_node: dict[int, int] = {}  # handle -> node
         self._handles = 0
-        self._in_service = [True] * len(policies)
 
-    # -- reading --------------------------------------------------------------------------------
+    def reserve(self, chunk_count: int) -> None:
+        """Have a place for so many resident chunks, and for the names that policies remember beside them.
 
-    def mask(self, tier: int, in_service: bool) -> None:
-        """Leave a tier out of every answer, or take it in again."""
-        self._in_service[tier] = in_service
-
-    def resident(
-        self, group: int, keys: Sequence[bytes], start: int, stop: int, tier: int | None = None
-    ) -> int:
-        """Count the leading chunks of ``[start, stop)`` of a group that can be read.
-
-        Args:
-            group: Index of the group.
-            keys: Hashes from the beginning of the prompt, one a position.
-            start: First chunk.
-            stop: One past the last.
-            tier: Only there, in service or not; None: in any tier in service.
+        Growing later costs a copy; address space costs nothing.
         """
-        stride = self._groups[group].stride
-        nodes, known = self.tree.find(keys, stop * stride)
-        tiers = self._serving() if tier is None else (tier,)
-        if self._groups[group].window is not None:
-            there = self._present(group, tiers, nodes, known)[start:stop]
-            return len(there) if there.all() else int(there.argmin())
-        rows = [self._have[tier * len(self._groups) + group] for tier in tiers]
-        position = start * stride
-        for node in nodes:
-            begin = self.tree.start[node]
-            end = begin + self.tree.count[node]
-            if end <= position:
-                continue
-            reach = begin + max([row[node] for row in rows], default=0)
-            position = max(position, min(reach, known))
-            if position < end:
-                break
-        return position // stride - start
-
-    def slots(self, tier: int, group: int, keys: Sequence[bytes], start: int, stop: int) -> np.ndarray:
-        """Give ``int32[n]``: slots of the chunks ``[start, stop)`` that the tier knows, ABSENT for holes."""
-        stride = self._groups[group].stride
-        begin, stop = start * stride, stop * stride
-        row = self._slots[tier * len(self._groups) + group]
-        tree, parts = self.tree, []
-        nodes, known = tree.find(keys, stop)
-        for node in nodes:
-            first, offset = tree.start[node], max(0, begin - tree.start[node])
-            last = min(first + tree.count[node], known) - first
-            if last > offset:
-                # The slot of a chunk lies with its last position.
-                offset += (stride - 1 - first - offset) % stride
-                parts.append(row[tree.entry[node] + offset : tree.entry[node] + last : stride])
-        if len(parts) == 1:
-            return parts[0].copy()
-        return np.concatenate(parts) if parts else np.empty(0, dtype=np.int32)
-
-    def restore_point(self, keys: Sequence[bytes], stop: int) -> int:
-        """Find the deepest position, ``stop`` at most, at which every group has what a reader needs."""
-        nodes, known = self.tree.find(keys, stop)
-        tiers = self._serving()
-        reach, windowed = known, []
-        for index, group in enumerate(self._groups):
-            if group.window is None:
-                reach = min(reach, group.stride * self.resident(index, keys, 0, known // group.stride))
-            else:
-                windowed.append((group, _runs_before(self._present(index, tiers, nodes, known))))
-        point = reach
-        settled = False
-        while point and not settled:
-            settled = True
-            for group in self._groups:
-                if point % group.stride:
-                    point -= point % group.stride
-                    settled = False
-            for group, before in windowed:
-                chunks = point // group.stride
-                if point and before[chunks] < min(group.window or 0, chunks):
-                    point -= group.stride
-                    settled = False
-        return point
-
-    def names(self, tier: int) -> list[tuple[int, bytes]]:
-        """List everything that a tier holds, as ``Evicted.names`` does."""
-        found, groups = [], len(self._groups)
-        for group in range(groups):
-            row, have = self._slots[tier * groups + group], self._have[tier * groups + group]
-            for node in self.tree.nodes():
-                entry = self.tree.entry[node]
-                there = row[entry : entry + have[node]] != ABSENT
-                if there.any():
-                    names = self.tree.hashes(node, 0, have[node])
-                    found.append((group, _chosen(names, there, self.tree.width)))
-        return found
-
-    def all_slots(self, tier: int) -> list[int]:
-        """List the slots of everything that a tier holds."""
-        found: list[int] = []
-        for row in self._slots[tier * len(self._groups) :][: len(self._groups)]:
-            for node in self.tree.nodes():
-                entry = self.tree.entry[node]
-                slots = row[entry : entry + self.tree.count[node]]
-                found += slots[slots != ABSENT].tolist()
-        return found
-
-    def held(self, tier: int, node: int) -> int:
-        """Count the entries of a node up to the last that the tier holds anything of."""
-        first = tier * len(self._groups)
-        return max(row[node] for row in self._have[first : first + len(self._groups)])
+        entries = chunk_count * (1 + self._remembering) + chunk_count // 4
+        self.tree.reserve(entries)
+        self._cover_entries(entries)
 
     # -- pins and uses --------------------------------------------------------------------------
 
@@ -191,16 +70,30 @@ class Catalog:
         Raises:
             ValueError: The tree does not know all of it: our bug.
         """
-        nodes, known = self.tree.find(keys, stop)
-        if known < stop:
-            raise ValueError(f"{known} of {stop} positions are known")
-        self._handles += 1
-        if stop:
-            node = nodes[-1]
-            self._pins.setdefault(node, {})[self._handles] = stop - self.tree.start[node]
-            self._pinned_node[self._handles] = node
-            self._review_all(node)
-        return self._handles
+        path = self.tree.find(keys, stop)
+        if path[1] < stop:
+            raise ValueError(f"{path[1]} of {stop} positions are known")
+        return self._pin(path, stop)
+
+    def begin_store(
+        self, tier: int, group: int, keys: Sequence[bytes], stop: int, visit: int
+    ) -> tuple[int, int, int | None]:
+        """Note the use of a prefix that is about to be extended, and keep what the tier holds of it.
+
+        One walk for what ``resident``, ``touch``, ``pin`` and ``slots`` would say of chunks ``[0, stop)``.
+
+        Returns:
+            How many chunks are resident in the tier, the handle of their pin, and the slot of the last.
+        """
+        stride = self._groups[group].stride
+        path = self.tree.find(keys, stop * stride)
+        ready = self._resident(group, path, 0, stop, (tier,))
+        self._touch(path, visit)
+        slot = None
+        if ready:
+            last = self._slots_on((path[0], ready * stride), tier, group, ready * stride - 1)
+            slot = int(last[0])
+        return ready, self._pin(path, ready * stride), slot
 
     def unpin(self, handle: int) -> None:
         """Undo ``pin``."""
@@ -218,20 +111,7 @@ class Catalog:
 
     def touch(self, keys: Sequence[bytes], stop: int, visit: int) -> None:
         """Note the use of what is known of a prefix, in every tier that holds it."""
-        nodes, known = self.tree.find(keys, stop)
-        if not nodes:
-            return
-        within = known - self.tree.start[nodes[-1]]
-        if within < self.tree.count[nodes[-1]] and any(
-            self.held(tier, nodes[-1]) > within for tier in self._tiers
-        ):
-            nodes[-1] = self._split(nodes[-1], within)
-        for tier in self._tiers:
-            policy = self._policies[tier]
-            if policy is not None:
-                for node in reversed(nodes):
-                    if self.held(tier, node):
-                        policy.touched(node, visit)
+        self._touch(self.tree.find(keys, stop), visit)
 
     def recall(self, tier: int, keys: Sequence[bytes], start: int, stop: int) -> None:
         """Tell the policy which remembered chunks of positions ``[start, stop)`` are being brought back."""
@@ -274,17 +154,19 @@ class Catalog:
         """
         stride = self._groups[group].stride
         begin, end = start * stride, (start + len(slots)) * stride
-        nodes, known = self.tree.find(keys, end)
+        tree = self.tree
+        nodes, known = tree.find(keys, end)
         last = nodes[-1] if nodes else ROOT
         if known < end:
-            if last != ROOT and known < self.tree.start[last] + self.tree.count[last]:
-                last = nodes[-1] = self._split(last, known - self.tree.start[last])
+            if last != ROOT and known < tree.start[last] + tree.count[last]:
+                last = nodes[-1] = self._split(last, known - tree.start[last])
             nodes += self._grow(tier, last, keys, known, end, visit)
+        node_count = tree.node_count
         for node in nodes:
-            offset = max(0, begin - self.tree.start[node])
-            if self.tree.start[node] + self.tree.count[node] > begin:
+            if tree.start[node] + tree.count[node] > begin:
+                offset = max(0, begin - tree.start[node])
                 self._put(tier, group, node, offset, end, slots, start, visit)
-        self.touch(keys, end, visit)
+        self._touch((nodes, end) if tree.node_count == node_count else tree.find(keys, end), visit)
         self._forget(tier)
 
     def evict(self, tier: int, wanted: int, run_limit: int) -> Evicted:
@@ -301,13 +183,16 @@ class Catalog:
         gone, policy = Evicted(), self._policies[tier]
         if policy is None:
             return gone
-        while gone.count < wanted and run_limit:
-            run_limit -= 1
+        while gone.count < wanted and gone.run_count < run_limit:
             node = policy.victim()
             if node is None:
                 break
+            gone.run_count += 1
             keep = max(self.held(tier, node) - (wanted - gone.count), self._pinned(node))
-            self._drop(tier, node, keep, gone)
+            if keep or self.tree.kids[node] or policy.remembers or len(self._slots) > 1:
+                self._drop(tier, node, keep, gone)
+            else:
+                self._drop_all(tier, node, gone)
         self._forget(tier)
         return gone
 
@@ -318,6 +203,7 @@ class Catalog:
             AssertionError: They do not agree; says where.
         """
         nodes = self.tree.check_invariants()
+        assert not self._have or len(self._slots[0]) >= self.tree.entry_capacity, "entries without slots"
         for tier in self._tiers:
             kids = dict.fromkeys((ROOT, *nodes), 0)
             for node in nodes:
@@ -325,8 +211,7 @@ class Catalog:
             for node in kids:
                 assert kids[node] == self._kids[tier][node], f"node {node}, tier {tier}: kids miscounted"
         for node in nodes:
-            count, held = self.tree.count[node], max(self.held(tier, node) for tier in self._tiers)
-            kept = any(node in remembered for remembered in self._remembered)
+            count, held, kept = self.tree.count[node], self._kept(node), self._is_remembered(node)
             assert held <= count, f"node {node}: {held} of {count} entries held"
             assert held == count or kept or self.tree.kids[node], f"node {node}: entries nobody holds"
         for handle, node in self._pinned_node.items():
@@ -334,26 +219,34 @@ class Catalog:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _serving(self) -> list[int]:
-        return [tier for tier in self._tiers if self._in_service[tier]]
+    def _pin(self, path: Path, stop: int) -> int:
+        self._handles += 1
+        if stop:
+            nodes, starts = path[0], self.tree.start
+            at = len(nodes) - 1
+            while starts[nodes[at]] >= stop:
+                at -= 1
+            node = nodes[at]
+            self._pins.setdefault(node, {})[self._handles] = stop - starts[node]
+            self._pinned_node[self._handles] = node
+            self._review_all(node)
+        return self._handles
 
-    def _present(self, group: int, tiers: Sequence[int], nodes: Sequence[int], known: int) -> np.ndarray:
-        """``bool[chunks]``: which chunks of a known prefix are in any of these tiers."""
-        stride = self._groups[group].stride
-        there = np.zeros(known // stride, dtype=bool)
-        tree = self.tree
-        for tier in tiers:
-            row = self._slots[tier * len(self._groups) + group]
-            held = self._have[tier * len(self._groups) + group]
-            for node in nodes:
-                first, entry = tree.start[node], tree.entry[node]
-                last = min(held[node], known - first)
-                offset = (stride - 1 - first) % stride
-                if last > offset:
-                    chunk = (first + offset) // stride
-                    part = row[entry + offset : entry + last : stride] != ABSENT
-                    there[chunk : chunk + len(part)] |= part
-        return there
+    def _touch(self, path: Path, visit: int) -> None:
+        nodes, known = path
+        if not nodes:
+            return
+        last = nodes[-1]
+        within = known - self.tree.start[last]
+        if within < self.tree.count[last] and self._kept(last) > within:
+            # What is used alone has a history of its own.
+            nodes[-1] = self._split(last, within)
+        for tier in self._tiers:
+            policy, reach = self._policies[tier], self._reach[tier]
+            if policy is not None:
+                for node in reversed(nodes):
+                    if reach[0][node] if len(reach) == 1 else self.held(tier, node):
+                        policy.touched(node, visit)
 
     def _pinned(self, node: int) -> int:
         pins = self._pins.get(node)
@@ -392,11 +285,7 @@ class Catalog:
         """Put ``keys[begin:end]`` into the tree below ``above``; say in which new nodes they are."""
         joins = above != ROOT and self._joins(tier, above, visit)
         grown, added = self.tree.extend(above, keys, begin, end, in_place=joins)
-        capacity = self.tree.entry_capacity
-        for index, row in enumerate(self._slots):
-            if len(row) < capacity:
-                more = np.empty(capacity - len(row), dtype=np.int32)
-                self._slots[index] = np.concatenate((row, more))
+        self._cover_entries(self.tree.entry_capacity)
         for row in self._slots:
             stop = self.tree.entry[above] + self.tree.count[above]
             row[stop - grown : stop] = ABSENT
@@ -410,6 +299,13 @@ class Catalog:
                 kids[node] = 0
         self._review_all(above)
         return added
+
+    def _cover_entries(self, capacity: int) -> None:
+        """Have a place for the slots of so many entries; memory is taken when they are written."""
+        for index, row in enumerate(self._slots):
+            if len(row) < capacity:
+                self._slots[index] = np.empty(capacity, dtype=np.int32)
+                self._slots[index][: len(row)] = row
 
     def _joins(self, tier: int, node: int, visit: int) -> bool:
         """Whether new chunks may lie in the node above them: its history is theirs, in every tier."""
@@ -488,6 +384,26 @@ class Catalog:
         self._review_all(node)
         return head
 
+    def _drop_all(self, tier: int, node: int, gone: Evicted) -> None:
+        """Do what ``_drop`` does where a whole run vanishes and there is one row: the usual case."""
+        tree, policy, have = self.tree, self._policies[tier], self._have[0]
+        assert policy is not None
+        entry, held, above = tree.entry[node], have[node], tree.parent[node]
+        # Not copied: an entry that has left is written when it is given to somebody else.
+        slots, names = self._slots[0][entry : entry + held], tree.remove(node)
+        if self._groups[0].stride > 1:
+            names = chosen_names(names, slots != ABSENT, tree.width)
+            slots = slots[slots != ABSENT]
+        gone.slots.append(slots)
+        gone.names.append((0, names))
+        gone.count += len(slots)
+        have[node] = 0
+        self._kids[tier][above] -= 1
+        policy.removed(node)
+        if above != ROOT:
+            self._prune(above)
+            self._review(tier, above)
+
     def _drop(self, tier: int, node: int, keep: int, gone: Evicted) -> None:
         """Take what a tier holds of a node from entry ``keep`` on."""
         tree, policy = self.tree, self._policies[tier]
@@ -504,7 +420,7 @@ class Catalog:
                 row[entry + keep : entry + have[node]] = ABSENT
                 names = tree.hashes(node, keep, have[node])
                 if groups > 1 or self._groups[group].stride > 1:
-                    names = _chosen(names, part != ABSENT, tree.width)
+                    names = chosen_names(names, part != ABSENT, tree.width)
                     part = part[part != ABSENT]
                 gone.slots.append(part)
                 gone.names.append((group, names))
@@ -528,16 +444,25 @@ class Catalog:
         """Cut from the tree what no tier holds, nothing extends and no policy remembers."""
         tree = self.tree
         while node != ROOT and not tree.kids[node]:
-            if any(node in remembered for remembered in self._remembered):
+            if self._is_remembered(node):
                 return
-            keep = max(self.held(tier, node) for tier in self._tiers)
+            keep = self._kept(node)
             above = tree.parent[node]
             if keep < tree.count[node]:
                 tree.cut(node, keep)
             if keep:
                 return
-            self._review_all(above)
+            if above != ROOT:
+                self._review_all(above)
             node = above
+
+    def _kept(self, node: int) -> int:
+        if len(self._tiers) == 1:
+            return self.held(0, node)
+        return max(self.held(tier, node) for tier in self._tiers)
+
+    def _is_remembered(self, node: int) -> bool:
+        return self._remembering and any(node in remembered for remembered in self._remembered)
 
     def _forget(self, tier: int) -> None:
         """Drop the names that the policy no longer wants."""
@@ -554,16 +479,3 @@ class Catalog:
             policy.removed(node)
             self._remembered[tier].discard(node)
             self._prune(node)
-
-
-def _runs_before(there: np.ndarray) -> np.ndarray:
-    """``int[n + 1]``: how many chunks in a row are there just before chunk i."""
-    before = np.zeros(len(there) + 1, dtype=np.int64)
-    index = np.arange(1, len(there) + 1)
-    missing = np.where(there, 0, index)
-    before[1:] = index - np.maximum.accumulate(missing) if len(there) else 0
-    return before
-
-
-def _chosen(names: bytes, chosen: np.ndarray, width: int) -> bytes:
-    return b"".join(names[i * width : (i + 1) * width] for i in np.flatnonzero(chosen))

@@ -25,8 +25,8 @@ from kvtide.policies import EvictionPolicy
 HOST = 0
 """The tier's index in the catalog."""
 
-RUNS_PER_CALL = 512
-"""Runs evicted in one call at most: about a millisecond and a half."""
+RUNS_PER_STEP = 512
+"""Runs evicted in one step at most: about two milliseconds. What did not fit is offered again."""
 
 SLOTS_BEHIND_A_RUN = 32
 """Slots kept behind a run that grows: a session that decodes stores one chunk at a time."""
@@ -76,6 +76,8 @@ class CPUOffloadingManager(OffloadingManager):
         self._loads: dict[int, _Load] = {}  # by the identity of the spec, which is kept with it
         self._readers = np.zeros(0, dtype=np.int32)  # open loads, per slot
         self._pinned_count = 0
+        self._planned = 0
+        self._runs_left = RUNS_PER_STEP
         self._events: list[OffloadingEvent] = []
 
     # -- capacity -------------------------------------------------------------------------------
@@ -95,13 +97,21 @@ class CPUOffloadingManager(OffloadingManager):
         """Slots that open loads are reading."""
         return self._pinned_count
 
-    def grow(self, capacity: int) -> None:
-        """Use more slots, as the pool reports them ready."""
+    def grow(self, capacity: int, planned: int = 0) -> None:
+        """Use more slots, as the pool reports them ready.
+
+        Args:
+            capacity: Slots that can be used now.
+            planned: Slots there will be.
+        """
         if capacity > self._slots.capacity:
             self._slots.grow(capacity)
-            self._readers = np.concatenate(
-                (self._readers, np.zeros(capacity - len(self._readers), dtype=np.int32))
-            )
+            self._planned = max(capacity, planned, self._planned)
+            self._catalog.reserve(self._planned)
+            if capacity > len(self._readers):
+                readers = np.zeros(self._planned, dtype=np.int32)
+                readers[: len(self._readers)] = self._readers
+                self._readers = readers
             self._policy.resize(capacity)
             self.room_epoch += 1
 
@@ -110,6 +120,9 @@ class CPUOffloadingManager(OffloadingManager):
         free, capacity = self._slots.free_count, self._slots.capacity
         if free < capacity // (2 * ROOM_WANTED):
             self._evict(capacity // ROOM_WANTED - free)
+        if not self._runs_left:
+            self.room_epoch += 1
+        self._runs_left = RUNS_PER_STEP
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -156,39 +169,45 @@ class CPUOffloadingManager(OffloadingManager):
     # -- writing --------------------------------------------------------------------------------
 
     def prepare_store(self, run: ChunkRun, ctx: ReqContext, limit: int | None = None) -> PrepareStoreOutput:
-        keys, _, _ = self._positions(run)
-        group, stride = run.group_index, self._groups[run.group_index].stride
-        # Of full attention the whole prefix has to be there, whatever the run begins with.
-        begin = 0 if self._groups[group].window is None else run.start
-        ready = begin + self._catalog.resident(group, keys, begin, run.stop, HOST)
+        group = run.group_index
+        keys, _, stop = self._positions(run)
+        before: int | None
+        if self._groups[group].window is None:
+            # The whole prefix has to be there, whatever the run begins with.
+            ready, pin, before = self._catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)
+        else:
+            self._catalog.touch(keys, stop, ctx.visit)
+            ready = run.start + self._catalog.resident(group, keys, run.start, run.stop, HOST)
+            pin, before = self._pin(run, ready), None
         known, parent = self._pending.follow(run, ready)
-        missing = run.between(known, max(known, run.stop))
-        if not missing or known < run.start:
-            return PrepareStoreOutput(missing[:0], NOTHING)
-        admitted = self._admission.admitted(missing, ctx.request_id)
-        refusal = Refusal.BELOW_THRESHOLD if admitted < len(missing) else None
-        wanted = admitted if limit is None else min(admitted, limit)
-        if wanted < admitted:
-            refusal = Refusal.QUEUE_FULL
-        self._catalog.recall(HOST, keys, known * stride, (known + wanted) * stride)
-        # What is extended is not evicted to make room, nor before the store has ended.
-        pin = self._pin(keys, ready * stride) if wanted and parent is None else None
-        evicted = self._evict(wanted - self._slots.free_count)
-        fitting = min(wanted, self._slots.free_count)
-        if fitting < wanted:
-            refusal = Refusal.POOL_FULL if self._slots.capacity else Refusal.POOL_NOT_READY
-        if not fitting:
-            if pin is not None:
-                self._catalog.unpin(pin)
-            return PrepareStoreOutput(missing[:0], NOTHING, evicted, len(missing), refusal)
-        stored = run.between(known, known + fitting).frozen()
-        slots = _ids_of(self._slots.allocate(fitting, self._slot_before(run, keys, known, parent)))
-        self._pending.add(PendingStore(stored, slots, ctx.visit, parent, pin))
+        evicted: PackedKeys = PackedKeys()
+        wanted, refusal = 0, None
+        if run.start <= known < run.stop:
+            admitted = self._admission.admitted(run.between(known, run.stop), ctx.request_id)
+            wanted = admitted if limit is None else min(admitted, limit)
+            if wanted < run.stop - known:
+                refusal = Refusal.QUEUE_FULL if wanted < admitted else Refusal.BELOW_THRESHOLD
+        if wanted:
+            stride = self._groups[group].stride
+            self._catalog.recall(HOST, keys, known * stride, (known + wanted) * stride)
+            # What is extended is pinned, hence not evicted to make room.
+            evicted = self._evict(wanted - self._slots.free_count)
+            if self._slots.free_count < wanted:
+                wanted = self._slots.free_count
+                refusal = Refusal.POOL_FULL if self._slots.capacity else Refusal.POOL_NOT_READY
+        if parent is not None or not wanted:
+            self._catalog.unpin(pin)
+        refused = max(0, run.stop - max(known, run.start)) - wanted if refusal else 0
+        if not wanted:
+            return PrepareStoreOutput(run.between(known, known), NOTHING, evicted, refused, refusal)
+        stored = run.between(known, known + wanted)
+        if parent is not None:
+            before = parent.slots[known - 1 - parent.run.start]
+        slots = _ids_of(self._slots.allocate(wanted, before))
+        self._pending.add(PendingStore(stored, slots, ctx.visit, parent, None if parent else pin))
         # Waiting for these chunks may now be an answer where there was none.
         self._changed()
-        return PrepareStoreOutput(
-            stored, CPULoadStoreSpec(slots, (fitting,)), evicted, len(missing) - fitting, refusal
-        )
+        return PrepareStoreOutput(stored, CPULoadStoreSpec(slots, (wanted,)), evicted, refused, refusal)
 
     def describe(self, run: ChunkRun, spec: CPULoadStoreSpec, content: ChunkContent) -> None:
         store = self._pending.get(spec.slots, run)
@@ -202,7 +221,7 @@ class CPUOffloadingManager(OffloadingManager):
         store.copied = True
         if store.doomed:
             self._free(store)
-        elif success:
+        elif success and store.intact:
             self._settle(store)
         else:
             self._doom(store)
@@ -221,6 +240,7 @@ class CPUOffloadingManager(OffloadingManager):
             self._forget(store)
         self._policy.clear()
         self._catalog = Catalog(self._groups, (self._policy,))
+        self._catalog.reserve(self._planned)
         held = [np.frombuffer(store.slots, dtype=np.int32) for store in self._pending]
         self._slots.clear(np.concatenate((*held, np.flatnonzero(self._readers))))
         self._changed()
@@ -249,19 +269,11 @@ class CPUOffloadingManager(OffloadingManager):
     def _positions(self, run: ChunkRun) -> tuple[Sequence[bytes], int, int]:
         return run.positions(self._groups[run.group_index].stride)
 
-    def _pin(self, keys: Sequence[bytes], stop: int) -> int:
-        """Pin what is known of a prefix: all of it, but for groups with windows."""
-        return self._catalog.pin(keys, self._catalog.tree.find(keys, stop)[1])
-
-    def _slot_before(
-        self, run: ChunkRun, keys: Sequence[bytes], known: int, parent: PendingStore | None
-    ) -> int | None:
-        if parent is not None:
-            return parent.slots[known - 1 - parent.run.start]
-        if not known:
-            return None
-        before = self._catalog.slots(HOST, run.group_index, keys, known - 1, known)
-        return int(before[0]) if len(before) and before[0] >= 0 else None
+    def _pin(self, run: ChunkRun, stop: int) -> int:
+        """Pin what is known of a run's prefix up to chunk ``stop``: all, but for groups with windows."""
+        keys, _, _ = self._positions(run)
+        wanted = stop * self._groups[run.group_index].stride
+        return self._catalog.pin(keys, self._catalog.tree.find(keys, wanted)[1])
 
     def _settle(self, store: PendingStore) -> None:
         """Make a copied store ready, and the stores that waited for it."""
@@ -275,9 +287,7 @@ class CPUOffloadingManager(OffloadingManager):
             slots = np.frombuffer(store.slots, dtype=np.int32)
             self._catalog.insert(HOST, run.group_index, keys, run.start, slots, store.visit)
             for child in store.children:
-                child.parent = None
-                keys, begin, _ = self._positions(child.run)
-                child.pin = self._pin(keys, begin)
+                child.parent, child.pin = None, self._pin(child.run, child.run.start)
                 if child.copied:
                     ready.append(child)
             if store.pin is not None:
@@ -319,7 +329,8 @@ class CPUOffloadingManager(OffloadingManager):
         """Free up to ``wanted`` slots, as many as may leave now."""
         if wanted <= 0:
             return PackedKeys()
-        gone = self._catalog.evict(HOST, wanted, RUNS_PER_CALL)
+        gone = self._catalog.evict(HOST, wanted, self._runs_left)
+        self._runs_left -= gone.run_count
         if not gone.count:
             return PackedKeys()
         self._slots.free_all(np.concatenate(gone.slots))

@@ -18,7 +18,7 @@ class PendingStore:
     """One store between ``prepare_store`` and ``complete_store``.
 
     Attributes:
-        run: Its chunks, as they were handed out.
+        run: Its chunks, as they were handed out: a view over hashes that the engine still owns.
         slots: One per chunk.
         visit: Who stores.
         parent: The pending store it continues, until that one is ready.
@@ -27,6 +27,8 @@ class PendingStore:
         copied: Its bytes are in place; it waits for its parent.
         doomed: Forgotten; its slots are freed when its own copy has ended.
         content: For the event.
+        name: Group and hash of its first chunk.
+        last_hash: Of its last chunk.
     """
 
     run: ChunkRun
@@ -38,6 +40,23 @@ class PendingStore:
     copied: bool = False
     doomed: bool = False
     content: ChunkContent | None = None
+    name: tuple[int, bytes] = field(init=False)
+    last_hash: bytes = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.name = self.run.group_index, self.run.hash_of(self.run.start)
+        self.last_hash = self.run.hash_of(self.run.stop - 1)
+
+    @property
+    def intact(self) -> bool:
+        """Whether the prompt is what it was: a session that is resumed may take back its last tokens.
+
+        Hashes are chained: the last one stands for all.
+        """
+        run = self.run
+        return len(run.block_hashes) >= run.stop * run.hashes_per_chunk and (
+            run.hash_of(run.stop - 1) == self.last_hash
+        )
 
 
 class PendingStores:
@@ -50,7 +69,7 @@ class PendingStores:
     def add(self, store: PendingStore) -> None:
         """Enter a store whose parent is entered already."""
         self._by_slot[store.slots[0]] = store
-        self._by_name[store.run.group_index, store.run.hash_of(store.run.start)] = store
+        self._by_name[store.name] = store
         if store.parent is not None:
             store.parent.children.append(store)
 
@@ -76,14 +95,14 @@ class PendingStores:
             The first chunk that is not pending either, and the store with the one before it.
         """
         parent = None
-        while (store := self.begins_at(run, chunk_index)) is not None:
+        while (store := self.begins_at(run, chunk_index)) is not None and store.intact:
             parent = store
             chunk_index += _agreed(store.run, run, min(store.run.stop, run.stop) - store.run.start)
         return chunk_index, parent
 
     def forget_name(self, store: PendingStore) -> None:
         """Nobody is to find this store any more; it stays until ``remove``."""
-        self._by_name.pop((store.run.group_index, store.run.hash_of(store.run.start)), None)
+        self._by_name.pop(store.name, None)
 
     def remove(self, store: PendingStore) -> None:
         """Strike a store out."""

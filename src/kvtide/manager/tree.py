@@ -10,10 +10,13 @@ import mmap
 from array import array
 from collections.abc import Sequence
 
-from kvtide.manager.extents import ExtentAllocator
+from kvtide.manager.extents import Extent, ExtentAllocator
 
 ROOT = 0
 """The empty prefix. Also "no node", where a node is asked for."""
+
+Path = tuple[list[int], int]
+"""Nodes from the top down, the root left out, and how many positions they cover, the last one in part."""
 
 # A dictionary of a million keys stops the world for tens of milliseconds when it grows; 256 do not.
 _SHARDS = 256
@@ -42,8 +45,15 @@ class PrefixTree:
         self._unused: list[int] = []
         self._first: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
         self._entries = ExtentAllocator(_GROWTH_RESERVE, _GROWING_SHARE)
+        self._loose: list[Extent] = []  # entries that were cut: joined before they are given back
+        self._loose_count = 0
         self._arena: mmap.mmap | None = None
+        self._planned = _FIRST_ENTRIES
         self.width = 0
+
+    def reserve(self, entries: int) -> None:
+        """Note how many entries there will be; growing later has the system move what is there."""
+        self._planned = max(entries, self._planned)
 
     @property
     def entry_capacity(self) -> int:
@@ -53,7 +63,7 @@ class PrefixTree:
     @property
     def entry_count(self) -> int:
         """Entries in use."""
-        return self._entries.capacity - self._entries.free_count
+        return self._entries.capacity - self._entries.free_count - self._loose_count
 
     @property
     def node_count(self) -> int:
@@ -62,7 +72,7 @@ class PrefixTree:
 
     # -- reading --------------------------------------------------------------------------------
 
-    def find(self, keys: Sequence[bytes], stop: int) -> tuple[list[int], int]:
+    def find(self, keys: Sequence[bytes], stop: int) -> Path:
         """Walk down as far as the tree knows ``keys[:stop]``.
 
         Returns:
@@ -124,6 +134,7 @@ class PrefixTree:
         if not self.width:
             self.width = len(keys[begin])
         wanted = end - begin
+        self._give_back()
         self._make_room(wanted)
         behind = self.entry[node] + self.count[node]
         grows = in_place and node != ROOT and not self.kids[node]
@@ -162,14 +173,26 @@ class PrefixTree:
 
     def cut(self, node: int, keep: int) -> None:
         """Drop the entries of a node without children from ``keep`` on; with none left, the node."""
-        first, count = self.entry[node], self.count[node]
         if not keep:
-            key = self.hashes(node, 0, 1)
-            del self._shard(key)[key]
-            self.kids[self.parent[node]] -= 1
-            self._unused.append(node)
+            self.remove(node)
+            return
+        first, count = self.entry[node], self.count[node]
         self.count[node] = keep
-        self._entries.free(first + keep, count - keep)
+        self._loose.append((first + keep, count - keep))
+        self._loose_count += count - keep
+
+    def remove(self, node: int) -> bytes:
+        """Drop a node without children; give back the hashes of its entries, one after another."""
+        count = self.count[node]
+        names = self.hashes(node, 0, count)
+        key = names[: self.width]
+        del self._first[key[0]][key]
+        self.kids[self.parent[node]] -= 1
+        self._unused.append(node)
+        self._loose.append((self.entry[node], count))
+        self._loose_count += count
+        self.count[node] = 0
+        return names
 
     def nodes(self) -> list[int]:
         """List every node in use, in no order."""
@@ -229,13 +252,26 @@ class PrefixTree:
             raise ValueError(f"block hashes of {self.width} bytes are expected throughout")
         self._arena[first * self.width : first * self.width + len(blob)] = blob  # type: ignore[index]
 
+    def _give_back(self) -> None:
+        """Free what was cut: runs that leave together often lie together."""
+        start = end = 0
+        for first, count in sorted(self._loose):
+            if first != end:
+                if end > start:
+                    self._entries.free(start, end - start)
+                start = first
+            end = first + count
+        if end > start:
+            self._entries.free(start, end - start)
+        self._loose, self._loose_count = [], 0
+
     def _make_room(self, wanted: int) -> None:
         """Add entries while they are needed, or to get one extent; but not for ever: crumbs are used too."""
         allocator = self._entries
         while allocator.free_count < wanted or (
             allocator.longest < wanted and allocator.free_count < self.entry_count // 4 + wanted
         ):
-            capacity = max(_FIRST_ENTRIES, allocator.capacity + max(wanted, allocator.capacity // 4))
+            capacity = max(self._planned, allocator.capacity + max(wanted, allocator.capacity // 4))
             if self._arena is None:
                 # Private: a shared mapping cannot be used beyond the size it began with.
                 self._arena = mmap.mmap(-1, capacity * self.width, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)

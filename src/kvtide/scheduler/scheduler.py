@@ -139,7 +139,8 @@ class OffloadingConnectorScheduler:
         state.request = request
         for group_state, table in zip(state.groups, block_ids, strict=True):
             group_state.block_ids = list(table)
-        self._stores.plan(state, request.num_computed_tokens - request.num_in_flight_tokens, now_s)
+        computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens
+        self._stores.plan(state, computed_tokens, now_s, final=True)
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -282,7 +283,10 @@ class OffloadingConnectorScheduler:
         self._pools.update(pools)
         if len(self._pools) == self._config.rank_count:
             self._stores.slot_bytes = sum(pool.slot_bytes for pool in self._pools.values())
-            self._manager.grow(min(pool.ready_slots for pool in self._pools.values()))
+            self._manager.grow(
+                min(pool.ready_slots for pool in self._pools.values()),
+                min(pool.slot_count for pool in self._pools.values()),
+            )
 
     def _end_job(self, status: TransferJobStatus) -> None:
         self._jobs.close(status)

@@ -19,6 +19,7 @@ class SchedulerOffloadConfig:
     Attributes:
         geometry: Groups, blocks and chunks.
         offload_prompt_only: Leave out what was generated.
+        generated_store_tokens: What was generated is stored in pieces of about so many tokens.
         defer_limit_s: Longest wait for somebody else's copy.
         transfer_deadline_s: A copy that has not begun by then is given up.
         store_queue_bytes: Bytes of stores that may be open at once.
@@ -31,6 +32,7 @@ class SchedulerOffloadConfig:
     transfer_deadline_s: float = 30.0
     store_queue_bytes: int = 1 << 30
     with_events: bool = False
+    generated_store_tokens: int = 128
 
     @property
     def rank_count(self) -> int:

@@ -34,8 +34,20 @@ class StorePlanner:
         self._metrics = metrics
         self.slot_bytes = 0
 
-    def plan(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> None:
-        """Offer what is whole by ``computed_tokens`` and was not offered since the last admission."""
+    def plan(
+        self, state: RequestOffloadState, computed_tokens: int, now_s: float, final: bool = False
+    ) -> None:
+        """Offer what is whole by ``computed_tokens`` and was not offered since the last admission.
+
+        A prompt is offered as it is computed; what is generated in pieces of several chunks, and at the
+        end: a chunk at a time costs several times as much, and nobody reads it meanwhile.
+
+        Args:
+            state: Of the request.
+            computed_tokens: Tokens whose KV is there once this step has run.
+            now_s: Now.
+            final: Nothing comes after this.
+        """
         if state.stale:
             state.offer_at = NEVER
             return
@@ -46,19 +58,27 @@ class StorePlanner:
             # Tokens without a hash are guesses of a drafter or not sampled yet.
             hashed = len(request.block_hashes) // group.hashes_per_chunk
             chunk_count = min(group.full_chunks(computed_tokens), hashed)
+            if not final and chunk_count < group_state.next_stored_chunk_idx + self._piece(group):
+                chunk_count = min(chunk_count, group.full_chunks(request.num_prompt_tokens))
             if chunk_count > group_state.next_stored_chunk_idx and not self._still_refused(state):
                 self._offer(state, group_state, group, chunk_count, now_s)
         state.offer_at = self._next_offer(state)
 
     def _next_offer(self, state: RequestOffloadState) -> int:
         """Say how many tokens have to be computed before there is anything new to offer."""
-        tokens = min(
-            (group_state.next_stored_chunk_idx + 1) * group.tokens_per_chunk
-            for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True)
-        )
-        if self._config.offload_prompt_only and tokens > state.request.num_prompt_tokens:
-            return NEVER
-        return tokens
+        prompt_tokens, offers = state.request.num_prompt_tokens, []
+        for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
+            tokens = (group_state.next_stored_chunk_idx + 1) * group.tokens_per_chunk
+            if tokens > prompt_tokens:
+                if self._config.offload_prompt_only:
+                    continue
+                tokens += (self._piece(group) - 1) * group.tokens_per_chunk
+            offers.append(tokens)
+        return min(offers, default=NEVER)
+
+    def _piece(self, group: GroupGeometry) -> int:
+        """Chunks of what is generated that are offered together."""
+        return max(1, self._config.generated_store_tokens // group.tokens_per_chunk)
 
     def _offer(
         self,
@@ -71,7 +91,6 @@ class StorePlanner:
         # From the first chunk on, whatever was offered before: a parent may have been evicted since, and
         # a chunk without it could not be read.
         run = group.run(state.request.block_hashes, 0, chunk_count)
-        self._manager.touch(run, state.context)
         output = self._manager.prepare_store(run, state.context, self._queue_room())
         group_state.next_stored_chunk_idx = chunk_count
         state.refused = None
