@@ -119,7 +119,7 @@ class Catalog(Residency):
         if policy is None or not remembered:
             return
         nodes, known = self.tree.find(keys, stop)
-        for node in reversed(nodes):
+        for node in reversed(nodes) if known > start else ():
             begin = self.tree.start[node]
             if node not in remembered or begin + self.tree.count[node] <= start:
                 continue

@@ -129,7 +129,14 @@ class CPUOffloadingManager(OffloadingManager):
     def lookup(self, run: ChunkRun, ctx: ReqContext) -> LookupResult:
         keys, _, _ = self._positions(run)
         ready = self._catalog.resident(run.group_index, keys, run.start, run.stop)
-        return LookupResult(ready, self._pending.begins_at(run, run.start + ready) is not None)
+        later = False
+        if len(self._pending) and ready < len(run):
+            missing = first = run.start + ready
+            if not ready:
+                # The store that brings it may begin above the run.
+                first = self._catalog.resident(run.group_index, keys, 0, missing)
+            later = self._pending.follow(run, first)[0] > missing
+        return LookupResult(ready, later)
 
     def prepare_load(self, run: ChunkRun, ctx: ReqContext) -> CPULoadStoreSpec:
         keys, _, stop = self._positions(run)
