@@ -45,7 +45,7 @@ LIMITS: dict[str, list[Any]] = {
     "offload_prompt_only": [True, False, "true", "no", "1"],
     "store_threshold": [1, 64],
     "store_filter_entries": [1, 1 << 24],
-    "eviction_policy": ["lru"],
+    "eviction_policy": ["lru", "arc"],
     "store_queue": [1, "1GiB"],
     "defer_limit_s": [0, 600, "0.5"],
     "transfer_deadline_s": [0.001, 3600],

@@ -68,10 +68,11 @@ class KVTideConfig(BaseModel):
         description="Chunks whose offers are counted for store_threshold; the longest unseen is forgotten.",
         json_schema_extra={"hint": "give a whole number from 1 to 16777216"},
     )
-    eviction_policy: Literal["lru"] = Field(
+    eviction_policy: Literal["lru", "arc"] = Field(
         default="lru",
-        description="Which chunk leaves when the pool is full. A chunk never leaves before what extends it.",
-        json_schema_extra={"hint": "known policies: lru"},
+        description="Which chunk leaves when the pool is full: the least recently used (lru), or recency and"
+        " frequency in balance (arc). A chunk never leaves before what extends it.",
+        json_schema_extra={"hint": "known policies: lru, arc"},
     )
     store_queue: ByteSize = Field(
         default=ByteSize(1 << 30),

@@ -77,6 +77,10 @@ class KVGeometry:
         """Tokens between the points at which every group can be restored."""
         return math.lcm(*(group.tokens_per_chunk for group in self.groups))
 
+    def positions_per_chunk(self, group: GroupGeometry) -> int:
+        """Count the positions of the catalog, the coarsest that fit every group, that a chunk spans."""
+        return group.hashes_per_chunk // math.gcd(*(one.hashes_per_chunk for one in self.groups))
+
     def restore_point(self, token_count: int) -> int:
         """The deepest restore point at or below ``token_count`` tokens."""
         return token_count - token_count % self.restore_interval

@@ -14,10 +14,11 @@ from kvtide.config import KVTideConfig, hint_of
 from kvtide.errors import ConfigError
 from kvtide.geometry import KVGeometry
 from kvtide.jobs import Direction
+from kvtide.manager.catalog import CatalogGroup
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.metrics import MetricsDelta
-from kvtide.policies import EvictionPolicy, LRUPolicy
+from kvtide.policies import ARCPolicy, EvictionPolicy, LRUPolicy
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.transfer.devices import CPUCopier, DeviceCopier
@@ -30,7 +31,7 @@ from kvtide.transfer.self_test import round_trip
 
 logger = logging.getLogger(__name__)
 
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRUPolicy}
+POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRUPolicy, "arc": ARCPolicy}
 
 COPIERS: dict[str, Callable[[Direction], DeviceCopier]] = {
     "cpu": lambda direction: CPUCopier(direction.value)
@@ -69,6 +70,7 @@ class OffloadingSpec:
             ReuseFilter(config.store_threshold, config.store_filter_entries),
             metrics,
             with_events,
+            tuple(CatalogGroup(geometry.positions_per_chunk(group)) for group in geometry.groups),
         )
         limits = SchedulerOffloadConfig(
             geometry,

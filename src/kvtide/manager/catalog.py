@@ -184,11 +184,12 @@ class Catalog(Residency):
         if policy is None:
             return gone
         while gone.count < wanted and gone.run_count < run_limit:
-            node = policy.victim()
-            if node is None:
+            named = policy.victim()
+            if named is None:
                 break
             gone.run_count += 1
-            keep = max(self.held(tier, node) - (wanted - gone.count), self._pinned(node))
+            node, most = named
+            keep = max(self.held(tier, node) - min(wanted - gone.count, most), self._pinned(node))
             if keep or self.tree.kids[node] or policy.remembers or len(self._slots) > 1:
                 self._drop(tier, node, keep, gone)
             else:

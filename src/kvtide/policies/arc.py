@@ -11,6 +11,8 @@ What a prefix cache makes of it, here and nowhere else:
 * A chunk never leaves before what extends it, nor is its name forgotten before theirs. Where the list whose
   turn it is holds nothing that may leave, the other one gives.
 * A request that comes back to its own chunks, to extend them, has not used them again.
+* ``p`` moves by whole chunks: |B2| / |B1| is rounded down. A name that is asked for moves it once, however
+  often it is offered before it is back.
 * The victim is named before it is known how many chunks come, so the paper's tie rule (x in B2 and
   |T1| = p) does not apply: a tie takes from T2.
 """
@@ -37,6 +39,7 @@ class ARCPolicy:
         self._where = bytearray()
         self._counts = array("i")
         self._visitors = array("q")
+        self._recalled: set[int] = set()
         self._target = 0
 
     @property
@@ -57,6 +60,7 @@ class ARCPolicy:
     def inserted(self, run: int, count: int, visit: int) -> None:
         self._cover(run)
         if self._where[run] in (_B1, _B2):
+            self._recalled.discard(run)
             self._move(run, _T2)
         else:
             self._where[run], self._counts[run] = _T1, count
@@ -84,6 +88,8 @@ class ARCPolicy:
         self._where[head], self._counts[head] = self._where[run], head_count
         self._visitors[head] = self._visitors[run]
         self._counts[run] -= head_count
+        if run in self._recalled:
+            self._recalled.add(head)
         self._links.offered[head] = 0
         self._lists[self._where[run]].split(run, head)
 
@@ -95,12 +101,14 @@ class ARCPolicy:
     def withdraw(self, run: int) -> None:
         self._links.offered[run] = 0
 
-    def victim(self) -> int | None:
-        first, other = self._lists[_T2], self._lists[_T1]
-        if other.size > self._target:
-            first, other = other, first
-        run = first.oldest()
-        return other.oldest() if run is None else run
+    def victim(self) -> tuple[int, int] | None:
+        recent, frequent = self._lists[_T1], self._lists[_T2]
+        excess = recent.size - self._target
+        if excess > 0 and (run := recent.oldest()) is not None:
+            return run, min(excess, self._counts[run])
+        if (run := frequent.oldest()) is None and excess <= 0:
+            run = recent.oldest()
+        return None if run is None else (run, self._counts[run])
 
     def shrunk(self, run: int, count: int) -> None:
         self._counts[run] -= count
@@ -110,6 +118,7 @@ class ARCPolicy:
         runs = self._lists[self._where[run]]
         runs.discard(run)
         runs.size -= self._counts[run]
+        self._recalled.discard(run)
         self._where[run] = self._links.offered[run] = 0
 
     def remember(self, run: int) -> bool:
@@ -131,6 +140,11 @@ class ARCPolicy:
         return None if run is None else (run, min(excess, self._counts[run]))
 
     def recalled(self, run: int) -> None:
+        # What is asked for again is the last name to forget until it is back.
+        self._lists[self._where[run]].use(run)
+        if run in self._recalled:
+            return
+        self._recalled.add(run)
         _, _, b1, b2 = self.sizes
         if self._where[run] == _B1:
             step = max(1, b2 // b1)
@@ -138,8 +152,6 @@ class ARCPolicy:
         else:
             step = max(1, b1 // b2)
             self._target = max(0, self._target - step * self._counts[run])
-        # What is asked for again is the last name to forget until it is back.
-        self._lists[self._where[run]].use(run)
 
     def _move(self, run: int, to: int) -> None:
         here, count = self._lists[self._where[run]], self._counts[run]

@@ -46,10 +46,11 @@ class EvictionPolicy(Protocol):
     def withdraw(self, run: int) -> None:
         """Note that all of a run must stay; said again, it has no effect."""
 
-    def victim(self) -> int | None:
-        """Name the offered run whose last chunks should leave first; it stays where it is.
+    def victim(self) -> tuple[int, int] | None:
+        """Name the offered run whose last chunks should leave first, and how many before asking again.
 
-        None when there is none, or when finding it would take too long just now: ask again.
+        It stays where it is until it has ``shrunk`` or was ``removed``. None when there is none, or when
+        finding it would take too long just now: ask again.
         """
 
     def shrunk(self, run: int, count: int) -> None:

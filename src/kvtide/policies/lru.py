@@ -3,6 +3,10 @@
 from kvtide.policies.recency import Links, RecencyList
 
 
+ALL = 1 << 31
+"""More chunks than any run has."""
+
+
 class LRUPolicy:
     """LRU over runs, in constant time a use and a victim."""
 
@@ -45,8 +49,9 @@ class LRUPolicy:
     def withdraw(self, run: int) -> None:
         self._links.offered[run] = 0
 
-    def victim(self) -> int | None:
-        return self._runs.oldest()
+    def victim(self) -> tuple[int, int] | None:
+        run = self._runs.oldest()
+        return None if run is None else (run, ALL)
 
     def shrunk(self, run: int, count: int) -> None:
         """Recency does not count chunks."""
