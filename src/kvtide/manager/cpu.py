@@ -31,6 +31,9 @@ RUNS_PER_STEP = 512
 SLOTS_BEHIND_A_RUN = 32
 """Slots kept behind a run that grows: a session that decodes stores one chunk at a time."""
 
+REMAINS_PER_STEP = 4
+"""Dictionaries of a catalog that was reset that are freed in one step: a million keys are in 256 of them."""
+
 ROOM_WANTED = 64
 """One slot in so many is freed ahead, when half of that is left. With less, a full pool hands out crumbs."""
 
@@ -77,6 +80,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._readers = np.zeros(0, dtype=np.int32)  # open loads, per slot
         self._pinned_count = 0
         self._planned = 0
+        self._remains: list[dict[bytes, int]] = []  # of catalogs that were reset
         self._runs_left = RUNS_PER_STEP
         self._events: list[OffloadingEvent] = []
 
@@ -122,6 +126,7 @@ class CPUOffloadingManager(OffloadingManager):
             self._evict(capacity // ROOM_WANTED - free)
         if not self._runs_left:
             self.room_epoch += 1
+        del self._remains[-REMAINS_PER_STEP:]
         self._runs_left = RUNS_PER_STEP
 
     # -- reading --------------------------------------------------------------------------------
@@ -246,6 +251,7 @@ class CPUOffloadingManager(OffloadingManager):
         for store in self._pending:
             self._forget(store)
         self._policy.clear()
+        self._remains += self._catalog.tree.surrender()
         self._catalog = Catalog(self._groups, (self._policy,))
         self._catalog.reserve(self._planned)
         held = [np.frombuffer(store.slots, dtype=np.int32) for store in self._pending]

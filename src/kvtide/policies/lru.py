@@ -2,7 +2,6 @@
 
 from kvtide.policies.recency import Links, RecencyList
 
-
 ALL = 1 << 31
 """More chunks than any run has."""
 
