@@ -21,8 +21,8 @@ Path = tuple[list[int], int]
 # A dictionary of a million keys stops the world for tens of milliseconds when it grows; 256 do not.
 _SHARDS = 256
 _FIRST_ENTRIES = 1024
-_GROWTH_RESERVE = 32
-_GROWING_SHARE = 32
+_GROWTH_RESERVE = 128
+_GROWING_SHARE = 16
 
 
 class PrefixTree:
