@@ -13,6 +13,7 @@ from typing import Any
 __version__ = version("kvtide")
 
 _HOMES = {
+    "ARCPolicy": "kvtide.policies",
     "ChunkRun": "kvtide.keys",
     "CPUCopier": "kvtide.transfer.devices",
     "CPULoadStoreSpec": "kvtide.jobs",
