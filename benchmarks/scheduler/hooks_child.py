@@ -15,44 +15,54 @@ from benchmarks.frame.rounds import rounds
 from benchmarks.scheduler.engine import Engine
 from benchmarks.scheduler.filling import Filler
 from benchmarks.scheduler.rows import Chat, Waiting, rested, store_and_load
-from benchmarks.scheduler.vocabulary import ARMS, FULL, LONG_CHUNKS, LONGEST, OURS
+from benchmarks.scheduler.vocabulary import CALLS, FULL, LONG_CHUNKS, hooks_of
 
 
 def measure_hooks(
-    tell: Tell, sizes: tuple[int, ...], prompt_only_size: int, count: int, decode_steps: int
+    tell: Tell,
+    arms: tuple[str, ...],
+    sizes: tuple[int, ...],
+    prompt_only_size: int,
+    count: int,
+    decode_steps: int,
 ) -> list[dict[str, Any]]:
     """Take all samples.
 
     Args:
         tell: Is told what is going on.
-        sizes: Chunks of the pools, each with both arms.
-        prompt_only_size: The same, for the pair that does not store what is generated.
+        arms: Who takes turns; ours alone in a pass that only looks for slow calls.
+        sizes: Chunks of the pools, each with all arms.
+        prompt_only_size: The same, for engines that do not store what is generated.
         count: Rounds of each row.
         decode_steps: Steps of each turn of 1d.
     """
     samples: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         for size in sizes:
-            samples += _Pair(tell, size, False, Path(folder)).measure(count, decode_steps)
-        samples += _Pair(tell, prompt_only_size, True, Path(folder)).measure_decode(count, decode_steps)
+            samples += _Engines(tell, arms, size, False, Path(folder)).measure(count, decode_steps)
+        samples += _Engines(tell, arms, prompt_only_size, True, Path(folder)).measure_decode(
+            count, decode_steps
+        )
     return samples
 
 
-class _Pair:
-    """Both arms with pools of one size, filled to the last chunk with prompts of 32 chunks."""
+class _Engines:
+    """All arms with pools of one size, filled to the last chunk with prompts of 32 chunks."""
 
-    def __init__(self, tell: Tell, size: int, prompt_only: bool, folder: Path) -> None:
+    def __init__(self, tell: Tell, arms: tuple[str, ...], size: int, prompt_only: bool, folder: Path) -> None:
         self._tell = tell
+        self._arms = arms
         self._size = size
         self._told = {"resident_chunks": size, "prompt_only": prompt_only}
         self._samples: list[dict[str, Any]] = []
         self._engines: dict[str, Engine] = {}
         self._fillers: dict[str, Filler] = {}
-        for arm in ARMS:
+        for arm in self._arms:
             self._engines[arm] = Engine(arm, size, prompt_only, folder)
             self._fillers[arm] = Filler(self._engines[arm])
             gc.freeze()
-            self._engines[arm].clock.forget_longest()
+            self._engines[arm].clock.calls.forget()
+            self._engines[arm].clock.calls.phase = "filling"
             self._fillers[arm].fill(size, self._filling(arm))
             resident = self._engines[arm].resident_chunks()
             self._samples.append(self._told | {"row": FULL, "arm": arm, "chunks": resident})
@@ -74,9 +84,8 @@ class _Pair:
         """All rows; those that wait come first, as nothing may have been computed before."""
         self._wait(count)
         self._decode(count, decode_steps)
-        for index, order in rounds(ARMS, count):
-            if index % 4 == 0:
-                self._tell(f"store and load, {self._size:,} chunks, round {index + 1}/{count}")
+        self._begin("storing and loading")
+        for index, order in rounds(self._arms, count):
             for place, arm in enumerate(order):
                 # At least as many chunks as the long prompt has pushed out, and all of a small pool.
                 self._fillers[arm].fill(min(self._size, 2 * LONG_CHUNKS))
@@ -90,10 +99,10 @@ class _Pair:
         return self._ended()
 
     def _wait(self, count: int) -> None:
-        self._tell(f"waiting requests, {self._size:,} chunks")
-        waiting = {arm: Waiting(self._engines[arm], self._fillers[arm]) for arm in ARMS}
+        self._begin("waiting requests")
+        waiting = {arm: Waiting(self._engines[arm], self._fillers[arm]) for arm in self._arms}
         for changed in (False, True):
-            for index, order in rounds(ARMS, count):
+            for index, order in rounds(self._arms, count):
                 for place, arm in enumerate(order):
                     for sample in waiting[arm].steps(changed, 1):
                         self._note(sample, arm, index, place)
@@ -102,9 +111,9 @@ class _Pair:
         rested(list(self._engines.values()))
 
     def _decode(self, count: int, decode_steps: int) -> None:
-        self._tell(f"decode steps, {self._size:,} chunks")
-        chats = {arm: Chat(self._engines[arm]) for arm in ARMS}
-        for index, order in rounds(ARMS, count):
+        self._begin("decoding")
+        chats = {arm: Chat(self._engines[arm]) for arm in self._arms}
+        for index, order in rounds(self._arms, count):
             for place, arm in enumerate(order):
                 for sample in chats[arm].steps(decode_steps):
                     self._note(sample, arm, index, place)
@@ -112,18 +121,18 @@ class _Pair:
             chat.end()
         rested(list(self._engines.values()))
 
+    def _begin(self, phase: str) -> None:
+        self._tell(f"{phase}, {self._size:,} chunks")
+        for engine in self._engines.values():
+            engine.clock.calls.phase = phase
+
     def _note(self, sample: dict[str, Any], arm: str, index: int, place: int) -> None:
         self._samples.append(self._told | {"arm": arm, "round": index, "place": place} | sample)
 
     def _ended(self) -> list[dict[str, Any]]:
+        of = hooks_of(self._size, self._told["prompt_only"])
         for arm, engine in self._engines.items():
-            longest = {
-                hook: {"calls": one.calls, "cpu_us": one.cpu_us, "wall_us": one.wall_us}
-                for hook, one in engine.clock.longest.items()
-                if one.calls
-            }
-            self._samples.append(self._told | {"row": LONGEST, "arm": arm, "hooks": longest})
+            calls = {"row": CALLS, "of": of, "arm": arm} | engine.clock.calls.record()
+            self._samples.append(calls)
         rested(list(self._engines.values()))
-        if self._engines[OURS].hold_loads:
-            raise RuntimeError("loads are still held")
         return self._samples

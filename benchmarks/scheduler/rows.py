@@ -29,6 +29,7 @@ REST_TOKENS = 8  # beyond the last whole block: a hit never covers the last toke
 CHAT_CHUNKS = 127  # 2,032 tokens and up to 15 more
 SYSTEM_PROMPTS = 4
 SYSTEM_CHUNKS = 120
+CHAT_GROUP = 63
 CHAT_LIMIT_TOKENS = 1024
 
 Sample = dict[str, Any]
@@ -110,21 +111,24 @@ class Chat:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = [f"chat-{index}" for index in range(CHAT_REQUESTS)]
-        # The first of each system prompt computes it for the others.
-        for group in (range(SYSTEM_PROMPTS), range(SYSTEM_PROMPTS, CHAT_REQUESTS)):
+        # The first of each system prompt computes it for the others, who come as a step of 8,192 tokens has
+        # room for them.
+        groups = [range(SYSTEM_PROMPTS)] + [
+            range(first, min(first + CHAT_GROUP, CHAT_REQUESTS))
+            for first in range(SYSTEM_PROMPTS, CHAT_REQUESTS, CHAT_GROUP)
+        ]
+        for behind, group in enumerate(groups):
             for index in group:
-                self._add(index)
-            while engine.scheduler.waiting:
-                engine.step()
+                self._add(index, ahead=len(groups) - 1 - behind)
+            engine.step()
         for _ in range(2):
             engine.step()
 
-    def _add(self, index: int) -> None:
+    def _add(self, index: int, ahead: int) -> None:
         own_chunks = CHAT_CHUNKS - SYSTEM_CHUNKS + CHAT_LIMIT_TOKENS // TOKENS_PER_BLOCK
         found = joined([(f"system/{index % SYSTEM_PROMPTS}", SYSTEM_CHUNKS), (f"chat/{index}", own_chunks)])
-        # Those that came a step earlier have generated a token more by the time all run.
-        phase = index - (index < SYSTEM_PROMPTS)
-        tokens = CHAT_CHUNKS * TOKENS_PER_BLOCK + phase % TOKENS_PER_BLOCK
+        # Who came so many steps earlier has generated as many tokens more by the time all run.
+        tokens = CHAT_CHUNKS * TOKENS_PER_BLOCK + (index - ahead) % TOKENS_PER_BLOCK
         self._engine.add(self._ids[index], found, tokens, CHAT_LIMIT_TOKENS)
 
     def steps(self, count: int) -> Iterator[Sample]:
