@@ -9,6 +9,7 @@ import importlib
 import multiprocessing
 import os
 import time
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -31,7 +32,7 @@ class _Done:
 
 @dataclass(frozen=True, slots=True)
 class _Failed:
-    message: str
+    trace: str
 
 
 def in_child(
@@ -53,7 +54,7 @@ def in_child(
         changes: Of the environment.
 
     Raises:
-        UnfitError: It failed, died or took too long; with the end of its log.
+        UnfitError: It failed, died or took too long; with what it raised or the end of its log.
     """
     context = multiprocessing.get_context("spawn")
     pipe, theirs = context.Pipe()
@@ -64,12 +65,13 @@ def in_child(
         process.start()
     theirs.close()
     try:
-        return _answer(pipe, function, log, tell, limit_s)
+        answer = _answer(pipe, function, log, tell, limit_s)
+        process.join(END_LIMIT_S)
     finally:
         pipe.close()
-        process.join(END_LIMIT_S)
         process.kill()
         process.join()
+    return answer
 
 
 def _answer(pipe: Connection, name: str, log: Path, tell: Tell, limit_s: float) -> Any:
@@ -86,7 +88,7 @@ def _answer(pipe: Connection, name: str, log: Path, tell: Tell, limit_s: float) 
         if isinstance(said, _Done):
             return said.answer
         if isinstance(said, _Failed):
-            raise UnfitError(f"{name}: {said.message}{log_end(log)}")
+            raise UnfitError(f"{name}: {said.trace}")
         tell(said)
 
 
@@ -95,8 +97,8 @@ def _serve(pipe: Connection, log: str, function: str, arguments: tuple[Any, ...]
     try:
         module, _, name = function.partition(":")
         answer = _Done(getattr(importlib.import_module(module), name)(pipe.send, *arguments))
-    except Exception as error:
-        pipe.send(_Failed(f"{type(error).__name__}: {error}"))
+    except Exception:
+        pipe.send(_Failed(traceback.format_exc()))
         raise
     pipe.send(answer)
 

@@ -35,6 +35,7 @@ from benchmarks.scheduler.vocabulary import (
 
 MIN_ROUNDS = 7
 EVICTED_SHARE = 0.9  # of what is stored into a full pool, over all rounds
+STORED_SLACK = 0.1  # of the chunks that a decode step stores
 GROWTH = 1.5
 ALLOWANCE_US = 20.0
 
@@ -116,13 +117,13 @@ WORK: Mapping[str, Mapping[str, int]] = {
         "loaded_chunks": LONG_CHUNKS, "stored_chunks": 0,
     },
     STORE: {"asked": 1, "matched_tokens": 0, "loaded_chunks": 0, "stored_chunks": LONG_CHUNKS},
-    DECODE: {"asked": 0, "running": CHAT_REQUESTS, "loaded_chunks": 0, "stored_chunks": FILLING_A_CHUNK},
+    DECODE: {"asked": 0, "running": CHAT_REQUESTS, "loaded_chunks": 0},
     WAITING: {"asked": WAITING_REQUESTS, "later": WAITING_REQUESTS, "loaded_chunks": 0, "stored_chunks": 0},
     WAITING_CHANGED: {
         "asked": WAITING_REQUESTS, "later": WAITING_REQUESTS, "loaded_chunks": 0, "stored_chunks": 0,
     },
 }  # fmt: skip
-"""What every sample of a row has done, in either arm; no store in a decode step of ``prompt_only``."""
+"""What every sample of a row has done, in either arm."""
 
 
 def judge_hooks(samples: Sequence[Sample]) -> Verdict:
@@ -179,15 +180,29 @@ def _samples_of(timed: Timed, samples: Sequence[Sample]) -> dict[str, list[Sampl
         raise UnfitError(f"{timed.name}: {len(set(turns[OURS]))} rounds; {MIN_ROUNDS} are needed")
     if timed.row == STORE:
         _check_evictions(timed, arms)
+    if timed.row == DECODE:
+        _check_generated(timed, arms)
     return arms
 
 
 def _check_work(timed: Timed, sample: Sample) -> None:
-    for name, count in WORK[timed.row].items():
-        wanted = 0 if timed.prompt_only and name == "stored_chunks" else count
+    for name, wanted in WORK[timed.row].items():
         if sample[name] != wanted:
             raise UnfitError(
                 f"{timed.name}, {sample['arm']}, round {sample['round']}: {name} is {sample[name]},"
+                f" not {wanted}"
+            )
+
+
+def _check_generated(timed: Timed, arms: Mapping[str, Sequence[Sample]]) -> None:
+    """Check what the steps have stored: as many chunks as were filled, in most steps and in all of them."""
+    wanted = 0 if timed.prompt_only else FILLING_A_CHUNK
+    for arm, found in arms.items():
+        stored = [one["stored_chunks"] for one in found]
+        mean = sum(stored) / len(stored)
+        if median(stored) != wanted or abs(mean - wanted) > STORED_SLACK * wanted:
+            raise UnfitError(
+                f"{timed.name}, {arm}: the steps stored {median(stored):g} chunks (median), {mean:g} (mean),"
                 f" not {wanted}"
             )
 
@@ -211,6 +226,9 @@ def _note(timed: Timed, us: Mapping[str, Sequence[float]], arms: Mapping[str, Se
         f" 1/{1 / ratio_of_medians(us[OURS], us[NATIVE]):.3g}. Whole step {_whole(whole[OURS])} ms,"
         f" vLLM's {_whole(whole[NATIVE])} ms: {of_steps:.2f}"
     )
+    if timed.row == DECODE and not timed.prompt_only:
+        stores = {arm: median([one["stores"] for one in found]) for arm, found in arms.items()}
+        text += f". Stores in a step: {stores[OURS]:g}, vLLM's {stores[NATIVE]:g}"
     if timed.row == STORE:
         evicted = {arm: median([one["evicted_chunks"] for one in found]) for arm, found in arms.items()}
         text += f". Evicted {evicted[OURS]:.0f}, vLLM's {evicted[NATIVE]:.0f} chunks"

@@ -26,10 +26,9 @@ from benchmarks.scheduler.vocabulary import (
 )
 
 REST_TOKENS = 8  # beyond the last whole block: a hit never covers the last token
-CHAT_CHUNKS = 127  # 2,032 tokens and up to 15 more
+CHAT_CHUNKS = 127  # 2,032 tokens of prompt
 SYSTEM_PROMPTS = 4
 SYSTEM_CHUNKS = 120
-CHAT_GROUP = 63
 CHAT_LIMIT_TOKENS = 1024
 
 Sample = dict[str, Any]
@@ -103,32 +102,23 @@ class Waiting:
 
 
 class Chat:
-    """256 running requests of 2,032 to 2,047 tokens, of which 16 fill a chunk in each step.
+    """256 running requests of 2,032 to 2,287 tokens, of which 16 fill a chunk in each step.
 
-    They share one of four system prompts of 1,920 tokens, so that all of them fit a pool of 10,000 chunks.
+    One came in each step, as in a server, so that whatever is done once in so many tokens falls evenly on the
+    steps. They share four system prompts of 1,920 tokens, so that all of them fit a pool of 10,000 chunks.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._ids = [f"chat-{index}" for index in range(CHAT_REQUESTS)]
-        # The first of each system prompt computes it for the others, who come as a step of 8,192 tokens has
-        # room for them.
-        groups = [range(SYSTEM_PROMPTS)] + [
-            range(first, min(first + CHAT_GROUP, CHAT_REQUESTS))
-            for first in range(SYSTEM_PROMPTS, CHAT_REQUESTS, CHAT_GROUP)
-        ]
-        for behind, group in enumerate(groups):
-            for index in group:
-                self._add(index, ahead=len(groups) - 1 - behind)
-            engine.step()
-        for _ in range(2):
+        for index in range(CHAT_REQUESTS):
+            self._add(index)
             engine.step()
 
-    def _add(self, index: int, ahead: int) -> None:
+    def _add(self, index: int) -> None:
         own_chunks = CHAT_CHUNKS - SYSTEM_CHUNKS + CHAT_LIMIT_TOKENS // TOKENS_PER_BLOCK
         found = joined([(f"system/{index % SYSTEM_PROMPTS}", SYSTEM_CHUNKS), (f"chat/{index}", own_chunks)])
-        # Who came so many steps earlier has generated as many tokens more by the time all run.
-        tokens = CHAT_CHUNKS * TOKENS_PER_BLOCK + (index - ahead) % TOKENS_PER_BLOCK
+        tokens = CHAT_CHUNKS * TOKENS_PER_BLOCK
         self._engine.add(self._ids[index], found, tokens, CHAT_LIMIT_TOKENS)
 
     def steps(self, count: int) -> Iterator[Sample]:
