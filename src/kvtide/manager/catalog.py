@@ -50,7 +50,7 @@ class Catalog(Residency):
         self._remembering = any(policy is not None and policy.remembers for policy in policies)
         self._remembered: list[set[int]] = [set() for _ in policies]
         self._pins: dict[int, dict[int, int]] = {}  # node -> {handle: entries it covers}
-        self._pinned_node: dict[int, int] = {}  # handle -> node
+        self._pinned_nodes: dict[int, set[int]] = {}  # handle -> nodes
         self._handles = 0
 
     def reserve(self, chunk_count: int) -> None:
@@ -97,17 +97,17 @@ class Catalog(Residency):
 
     def unpin(self, handle: int) -> None:
         """Undo ``pin``."""
-        node = self._pinned_node.pop(handle, ROOT)
-        if node != ROOT:
+        for node in self._pinned_nodes.pop(handle):
             del self._pins[node][handle]
             if not self._pins[node]:
                 del self._pins[node]
+                self._prune(node)
             self._review_all(node)
 
     @property
     def pin_count(self) -> int:
         """Prefixes that are pinned."""
-        return len(self._pinned_node)
+        return len(self._pinned_nodes)
 
     def touch(self, keys: Sequence[bytes], stop: int, visit: int) -> None:
         """Note the use of what is known of a prefix, in every tier that holds it."""
@@ -212,24 +212,36 @@ class Catalog(Residency):
             for node in kids:
                 assert kids[node] == self._kids[tier][node], f"node {node}, tier {tier}: kids miscounted"
         for node in nodes:
-            count, held, kept = self.tree.count[node], self._kept(node), self._is_remembered(node)
+            count, held = self.tree.count[node], max(self._kept(node), self._pinned(node))
+            kept = self._is_remembered(node)
             assert held <= count, f"node {node}: {held} of {count} entries held"
             assert held == count or kept or self.tree.kids[node], f"node {node}: entries nobody holds"
-        for handle, node in self._pinned_node.items():
-            assert 0 < self._pins[node][handle] <= self.tree.count[node], f"pin {handle}: outside node {node}"
+        for handle, pinned in self._pinned_nodes.items():
+            for node in pinned:
+                covered = self._pins[node][handle]
+                assert 0 < covered <= self.tree.count[node], f"pin {handle}: outside node {node}"
 
     # -- inside ---------------------------------------------------------------------------------
 
     def _pin(self, path: Path, stop: int) -> int:
         self._handles += 1
-        if stop:
-            nodes, starts = path[0], self.tree.start
-            at = len(nodes) - 1
-            while starts[nodes[at]] >= stop:
-                at -= 1
-            node = nodes[at]
-            self._pins.setdefault(node, {})[self._handles] = stop - starts[node]
-            self._pinned_node[self._handles] = node
+        nodes, starts, pinned = path[0], self.tree.start, set()
+        deepest = len(nodes) - 1
+        while deepest >= 0 and starts[nodes[deepest]] >= stop:
+            deepest -= 1
+        if deepest >= 0:
+            pinned.add(nodes[deepest])
+            for tier in self._tiers:
+                # What a tier holds may end above: there it must not leave either.
+                at = deepest
+                while at >= 0 and not self.held(tier, nodes[at]):
+                    at -= 1
+                if at >= 0:
+                    pinned.add(nodes[at])
+        self._pinned_nodes[self._handles] = pinned
+        for node in pinned:
+            covered = min(stop - starts[node], self.tree.count[node])
+            self._pins.setdefault(node, {})[self._handles] = covered
             self._review_all(node)
         return self._handles
 
@@ -266,7 +278,7 @@ class Catalog(Residency):
         if held:
             free = not self._kids[tier][node] and self._pinned(node) < held
         elif node in self._remembered[tier]:
-            free = not self.tree.kids[node]
+            free = not self.tree.kids[node] and node not in self._pins
         else:
             return
         if free:
@@ -369,9 +381,12 @@ class Catalog(Residency):
             have[head], have[node] = min(have[node], at), max(0, have[node] - at)
         pins = self._pins.pop(node, {})
         for handle, covered in pins.items():
-            part, rest = (head, covered) if covered <= at else (node, covered - at)
-            self._pins.setdefault(part, {})[handle] = rest
-            self._pinned_node[handle] = part
+            self._pins.setdefault(head, {})[handle] = min(covered, at)
+            self._pinned_nodes[handle].add(head)
+            if covered > at:
+                self._pins.setdefault(node, {})[handle] = covered - at
+            else:
+                self._pinned_nodes[handle].discard(node)
         for tier in self._tiers:
             self._kids[tier][head] = held[tier] > at
             policy, remembered = self._policies[tier], self._remembered[tier]
@@ -392,7 +407,7 @@ class Catalog(Residency):
         entry, held, above = tree.entry[node], have[node], tree.parent[node]
         # Not copied: an entry that has left is written when it is given to somebody else.
         slots, names = self._slots[0][entry : entry + held], tree.remove(node)
-        if self._groups[0].stride > 1:
+        if self._may_have_holes(0):
             names = chosen_names(names, slots != ABSENT, tree.width)
             slots = slots[slots != ABSENT]
         gone.slots.append(slots)
@@ -420,7 +435,7 @@ class Catalog(Residency):
                 part = row[entry + keep : entry + have[node]].copy()
                 row[entry + keep : entry + have[node]] = ABSENT
                 names = tree.hashes(node, keep, have[node])
-                if groups > 1 or self._groups[group].stride > 1:
+                if self._may_have_holes(group):
                     names = chosen_names(names, part != ABSENT, tree.width)
                     part = part[part != ABSENT]
                 gone.slots.append(part)
@@ -441,13 +456,18 @@ class Catalog(Residency):
             self._prune(node)
         self._review(tier, above)
 
+    def _may_have_holes(self, group: int) -> bool:
+        """Whether an entry that a tier holds may be without a slot of this group."""
+        wanted = self._groups[group]
+        return len(self._groups) > 1 or wanted.stride > 1 or wanted.window is not None
+
     def _prune(self, node: int) -> None:
         """Cut from the tree what no tier holds, nothing extends and no policy remembers."""
         tree = self.tree
         while node != ROOT and not tree.kids[node]:
             if self._is_remembered(node):
                 return
-            keep = self._kept(node)
+            keep = max(self._kept(node), self._pinned(node))
             above = tree.parent[node]
             if keep < tree.count[node]:
                 tree.cut(node, keep)
@@ -471,7 +491,10 @@ class Catalog(Residency):
         while policy is not None and (told := policy.forgotten()) is not None:
             node, count = told
             keep = self.tree.count[node] - count
-            if keep and any(self.held(other, node) > keep for other in self._tiers):
+            if keep and any(
+                self.held(other, node) > keep or (other != tier and node in self._remembered[other])
+                for other in self._tiers
+            ):
                 self._split(node, keep)
             elif keep:
                 policy.shrunk(node, count)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtide.errors import IllegalTransitionError, MissingChunkError
+from kvtide.errors import ConfigError, IllegalTransitionError, MissingChunkError
 from kvtide.events import ChunkContent, OffloadingEvent
 from kvtide.jobs import CPULoadStoreSpec, Ids, ReqContext
 from kvtide.keys import ChunkRun, Medium, PackedKeys
@@ -57,6 +57,9 @@ class CPUOffloadingManager(OffloadingManager):
         metrics: Where to count.
         with_events: Whether anyone listens.
         groups: The KV cache groups.
+
+    Raises:
+        ConfigError: A group with a window: its chunks may be missing above others, which is not served yet.
     """
 
     def __init__(
@@ -67,6 +70,9 @@ class CPUOffloadingManager(OffloadingManager):
         with_events: bool = False,
         groups: Sequence[CatalogGroup] = (CatalogGroup(),),
     ) -> None:
+        windowed = [index for index, group in enumerate(groups) if group.window is not None]
+        if windowed:
+            raise ConfigError("groups", windowed, "give groups without a window")
         self._policy = policy
         # An empty filter is false: ask for None.
         self._admission = ReuseFilter(1, 1) if admission is None else admission
@@ -182,15 +188,9 @@ class CPUOffloadingManager(OffloadingManager):
 
     def prepare_store(self, run: ChunkRun, ctx: ReqContext, limit: int | None = None) -> PrepareStoreOutput:
         group = run.group_index
-        keys, _, stop = self._positions(run)
-        before: int | None
-        if self._groups[group].window is None:
-            # The whole prefix has to be there, whatever the run begins with.
-            ready, pin, before = self._catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)
-        else:
-            self._catalog.touch(keys, stop, ctx.visit)
-            ready = run.start + self._catalog.resident(group, keys, run.start, run.stop, HOST)
-            pin, before = self._pin(run, ready), None
+        keys, _, _ = self._positions(run)
+        # The whole prefix has to be there, whatever the run begins with.
+        ready, pin, before = self._catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)
         known, parent = self._pending.follow(run, ready)
         evicted: PackedKeys = PackedKeys()
         wanted, refusal = 0, None
@@ -282,12 +282,6 @@ class CPUOffloadingManager(OffloadingManager):
     def _positions(self, run: ChunkRun) -> tuple[Sequence[bytes], int, int]:
         return run.positions(self._groups[run.group_index].stride)
 
-    def _pin(self, run: ChunkRun, stop: int) -> int:
-        """Pin what is known of a run's prefix up to chunk ``stop``: all, but for groups with windows."""
-        keys, _, _ = self._positions(run)
-        wanted = stop * self._groups[run.group_index].stride
-        return self._catalog.pin(keys, self._catalog.tree.find(keys, wanted)[1])
-
     def _settle(self, store: PendingStore) -> None:
         """Make a copied store ready, and the stores that waited for it."""
         ready = [store]
@@ -300,7 +294,8 @@ class CPUOffloadingManager(OffloadingManager):
             slots = np.frombuffer(store.slots, dtype=np.int32)
             self._catalog.insert(HOST, run.group_index, keys, run.start, slots, store.visit)
             for child in store.children:
-                child.parent, child.pin = None, self._pin(child.run, child.run.start)
+                keys, begin, _ = self._positions(child.run)
+                child.parent, child.pin = None, self._catalog.pin(keys, begin)
                 if child.copied:
                     ready.append(child)
             if store.pin is not None:
