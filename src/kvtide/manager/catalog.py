@@ -97,7 +97,7 @@ class Catalog(Residency):
 
     def unpin(self, handle: int) -> None:
         """Undo ``pin``."""
-        for node in self._pinned_nodes.pop(handle):
+        for node in self._pinned_nodes.pop(handle, ()):
             del self._pins[node][handle]
             if not self._pins[node]:
                 del self._pins[node]
@@ -238,7 +238,8 @@ class Catalog(Residency):
                     at -= 1
                 if at >= 0:
                     pinned.add(nodes[at])
-        self._pinned_nodes[self._handles] = pinned
+        if pinned:
+            self._pinned_nodes[self._handles] = pinned
         for node in pinned:
             covered = min(stop - starts[node], self.tree.count[node])
             self._pins.setdefault(node, {})[self._handles] = covered
