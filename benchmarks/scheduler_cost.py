@@ -14,7 +14,7 @@ from benchmarks.scheduler.judge_hooks import judge_hooks
 from benchmarks.scheduler.vocabulary import ARMS, CALLS, LARGE, OURS, RUN_CHUNKS, SMALL, books_of, hooks_of
 
 ROUNDS = 11
-DECODE_STEPS = 4
+DECODE_STEPS = 16  # in one turn: an engine decodes many steps in a row
 USE_ROUNDS = 12
 POOL_CHUNKS = 200_000  # of the hour of sessions: full after about a fifth of it
 PART_LIMIT_S = 400.0

@@ -5,6 +5,7 @@ computed and every copy done at once, unless it is told to hold the loads. Knows
 does not know what is measured.
 """
 
+import gc
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -125,7 +126,10 @@ class Engine:
 
     def add(self, request_id: str, hashes: Sequence[bytes], prompt_tokens: int, max_tokens: int = 1) -> None:
         """Queue a request whose blocks have ``hashes``, as far as it has tokens for them."""
-        self.scheduler.add_request(request(request_id, hashes, prompt_tokens, max_tokens))
+        one = request(request_id, hashes, prompt_tokens, max_tokens)
+        # Its lists of tokens are the engine's: no hook shall pay for their being collected.
+        gc.freeze()
+        self.scheduler.add_request(one)
 
     def step(self) -> SchedulerOutput:
         """Plan a step, compute it, do its copies and take in the results."""

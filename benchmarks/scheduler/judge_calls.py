@@ -1,7 +1,8 @@
 """Which single call was the slowest, when the same work was done more than once.
 
 A call that is slow by itself is slow in every pass, at the same place in the order of calls; what a neighbour
-did is not. Pure; knows lists of slow calls, not what was called.
+did is not. Only the garbage collector may come elsewhere in another pass. Pure; knows lists of slow calls,
+not what was called.
 """
 
 from collections.abc import Sequence
@@ -11,8 +12,6 @@ from typing import Any
 from benchmarks.frame.registry import Sample, UnfitError
 from benchmarks.scheduler.vocabulary import CALLS, SLOW_US
 
-WINDOW_CALLS = 2_000
-"""How far a collection of garbage may be off in another pass; of millions of calls."""
 LIMIT_MS = 5.0
 
 
@@ -45,7 +44,7 @@ def slowest(samples: Sequence[Sample], of: str, arm: str) -> Slowest:
         raise UnfitError(f"{of}, {arm}: no calls were counted")
     best = Slowest(*_longest_of_quick(passes))
     for call in passes[0]["slow"]:
-        ms = min((_ms(call), *(_near(one["slow"], call[0]) for one in passes[1:])))
+        ms = min((_ms(call), *(_same(one["slow"], call) for one in passes[1:])))
         if ms > best.ms:
             best = Slowest(ms, _told(call))
     return best
@@ -61,9 +60,16 @@ def _longest_of_quick(passes: Sequence[Sample]) -> tuple[float, str]:
     return found
 
 
-def _near(slow: Sequence[Sequence[Any]], place: int) -> float:
-    """Say how long the slowest call near ``place`` took in a pass; 0 when none was slow there."""
-    return max((_ms(call) for call in slow if abs(call[0] - place) <= WINDOW_CALLS), default=0.0)
+def _same(slow: Sequence[Sequence[Any]], call: Sequence[Any]) -> float:
+    """Say how long a call took in another pass; 0 when it was not slow there."""
+    if _collects(call):
+        return max((_ms(one) for one in slow if _collects(one)), default=0.0)
+    return max((_ms(one) for one in slow if one[0] == call[0]), default=0.0)
+
+
+def _collects(call: Sequence[Any]) -> bool:
+    """Say whether most of a call was the garbage collector."""
+    return call[5] > call[3] / 2
 
 
 def _ms(call: Sequence[Any]) -> float:
