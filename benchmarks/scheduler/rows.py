@@ -8,6 +8,8 @@ import gc
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from vllm.v1.request import RequestStatus
+
 from benchmarks.scheduler.engine import Engine
 from benchmarks.scheduler.filling import Filler
 from benchmarks.scheduler.prompts import hashes, joined
@@ -15,6 +17,7 @@ from benchmarks.scheduler.vocabulary import (
     CHAT_REQUESTS,
     DECODE,
     FILLER_CHUNKS,
+    FILLING_A_CHUNK,
     LOAD,
     LONG_CHUNKS,
     SHARED_CHUNKS,
@@ -130,8 +133,12 @@ class Chat:
             yield _taken(self._engine, DECODE) | {"running": len(planned.num_scheduled_tokens)}
 
     def end(self) -> None:
-        """End them all."""
-        self._engine.abort(self._ids)
+        """End them, a few in each step: their last chunks are stored."""
+        while self._ids:
+            ending, self._ids = self._ids[:FILLING_A_CHUNK], self._ids[FILLING_A_CHUNK:]
+            self._engine.scheduler.finish_requests(ending, RequestStatus.FINISHED_ABORTED)
+            self._engine.step()
+        self._engine.drain()
         self._engine.forget_device()
 
 
