@@ -1,6 +1,8 @@
 """The host tier: the six primitives, one by one and in any order."""
 
-import random
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from fakes import chained_hashes
@@ -14,7 +16,9 @@ from kvtide.keys import ChunkRun, Medium, make_offload_key
 from kvtide.manager.base import PrepareStoreOutput, Refusal
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.reuse import ReuseFilter
-from kvtide.policies import LRUPolicy
+from kvtide.policies import ARCPolicy, LRUPolicy
+from kvtide.testing import ComparedHost, NaiveARC, NaiveLRU, RandomDay
+from kvtide.testing.workloads import chained_hashes as hashes_of
 
 GROUP = GroupGeometry(0, GroupKind.FULL_ATTENTION, 4, 1, 4)
 CTX = ReqContext("r")
@@ -249,84 +253,309 @@ def test_the_reuse_filter_counts_each_request_once_and_forgets_the_longest_unsee
 
 # -- any order, against a naive model ------------------------------------------------------------------
 
-
-class Naive:
-    """Prefix tuples in lists; slow and obvious."""
-
-    def __init__(self, slots: int) -> None:
-        self.slots, self.clock = slots, 0
-        self.used: dict[tuple[int, int], int] = {}  # (name, depth) -> stamp
-        self.ready: set[tuple[int, int]] = set()
-        self.pins: dict[tuple[int, int], int] = {}
-
-    def touch(self, name: int, count: int) -> None:
-        self.clock += 1
-        for depth in range(count):
-            if (name, depth) in self.used:
-                self.used[name, depth] = self.clock
-
-    def lookup(self, name: int, count: int) -> int:
-        return next((d for d in range(count) if (name, d) not in self.ready), count)
-
-    def store(self, name: int, count: int) -> tuple[list[int], list[tuple[int, int]]]:
-        known = next((d for d in range(count) if (name, d) not in self.used), count)
-        evicted = []
-        while len(self.used) + count - known > self.slots:
-            leaves = [
-                (stamp, key)
-                for key, stamp in self.used.items()
-                if key in self.ready
-                and not self.pins.get(key)
-                and (key[0], key[1] + 1) not in self.used
-                and key != (name, known - 1)
-            ]
-            if not leaves:
-                break
-            oldest = min(leaves)[0]
-            victims = [key for stamp, key in leaves if stamp == oldest]
-            assert len(victims) == 1, "one run, one leaf: no ties"
-            del self.used[victims[0]]
-            self.ready.discard(victims[0])
-            evicted.append(victims[0])
-        self.clock += 1
-        stored = list(range(known, min(count, known + self.slots - len(self.used))))
-        for depth in stored:
-            self.used[name, depth] = self.clock
-        return stored, evicted
+POLICIES = [(LRUPolicy, NaiveLRU), (ARCPolicy, NaiveARC)]
 
 
-@settings(max_examples=60, deadline=None)
-@given(seed=st.integers(0, 2**32), slots=st.integers(1, 12))
-def test_any_order_of_calls_agrees_with_a_naive_model(seed: int, slots: int) -> None:
-    chance, manager, naive = random.Random(seed), manager_of(slots), Naive(slots)
-    loads, names = [], {prefix(n, d + 1)[d]: (n, d) for n in range(5) for d in range(6)}
-    for _ in range(60):
-        name, count = chance.randrange(5), chance.randrange(1, 7)
-        run = prefix(name, count)
-        action = chance.choice(("store", "store", "load", "touch", "unload"))
-        if action == "store":
-            manager.touch(run, CTX)
-            naive.touch(name, count)
-            output = manager.prepare_store(run, CTX)
-            stored, evicted = naive.store(name, count)
-            assert list(range(output.keys_to_store.start, output.keys_to_store.stop)) == stored
-            assert [names[key] for key in output.evicted_keys] == evicted
-            complete(manager, output)
-            naive.ready |= {(name, depth) for depth in stored}
-        elif action == "touch":
-            manager.touch(run, CTX)
-            naive.touch(name, count)
-        elif action == "load" and (hit := manager.lookup(run, CTX).ready_count):
-            loads.append((run[:hit], manager.prepare_load(run[:hit], CTX), name))
-            for depth in range(hit):
-                naive.pins[name, depth] = naive.pins.get((name, depth), 0) + 1
-        elif action == "unload" and loads:
-            loaded, spec, owner = loads.pop(chance.randrange(len(loads)))
-            manager.complete_load(loaded, spec, CTX)
-            for depth in range(len(loaded)):
-                naive.pins[owner, depth] -= 1
-        assert manager.lookup(run, CTX).ready_count == naive.lookup(name, count)
-        manager.check_invariants(idle=False)
-    for loaded, spec, _ in loads:
-        manager.complete_load(loaded, spec, CTX)
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:
+        error.add_note(f"seed {seed}")
+        raise
+
+
+def compared(capacity: int, which: int = 0, threshold: int = 1) -> ComparedHost:
+    policy, oracle = POLICIES[which]
+    host = ComparedHost(policy(), oracle(), threshold)
+    host.grow(capacity)
+    return host
+
+
+def path(*tokens: int, start: int = 0) -> ChunkRun:
+    return ChunkRun(chained_hashes(tokens, 1), 0, 1, start, len(tokens))
+
+
+@pytest.mark.parametrize(("policy", "oracle"), POLICIES)
+def test_any_order_of_calls_agrees_with_a_naive_model(policy, oracle) -> None:
+    for seed in range(10_000, 10_150):
+        with seeded(seed):
+            RandomDay(seed, ComparedHost(policy(), oracle(), threshold=1 + (seed % 5 == 0))).run(100)
+
+
+@pytest.mark.parametrize(("policy", "oracle"), POLICIES)
+def test_any_order_of_calls_agrees_where_room_is_kept_ahead(policy, oracle) -> None:
+    for seed in range(8):
+        with seeded(seed):
+            RandomDay(seed, ComparedHost(policy(), oracle()), capacity=128 + 3 * seed).run(400)
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32), capacity=st.integers(1, 12), which=st.sampled_from((0, 1)))
+def test_any_order_of_calls_in_a_small_pool_agrees_with_a_naive_model(seed, capacity, which) -> None:
+    policy, oracle = POLICIES[which]
+    RandomDay(seed, ComparedHost(policy(), oracle()), capacity).run(60)
+
+
+def test_room_is_freed_ahead_when_half_of_it_is_left() -> None:
+    host = compared(256)
+    for name in range(64):
+        host.end_store(host.store(path(name, 0, 0, 0), CTX))
+        host.keep_room()
+    assert host.naive.free_count == 4, "one slot in 64"
+    host.end_store(host.store(path(100, 0), CTX))
+    host.keep_room()
+    assert host.naive.free_count == 2, "half of that is enough"
+    host.end_store(host.store(path(101), CTX))
+    host.keep_room()
+    assert host.naive.free_count == 4
+    host.check()
+
+
+# -- what one step may cost ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_what_a_step_may_evict_is_bounded_and_the_next_step_goes_on(which, monkeypatch) -> None:
+    monkeypatch.setattr("kvtide.manager.cpu.RUNS_PER_STEP", 3)
+    host = compared(10, which)
+    manager = host.manager
+    for name in range(10):
+        manager.keep_room()
+        store(manager, path(name))
+    manager.keep_room()
+    manager.take_events()
+    run = path(50, 0, 0, 0, 0, 0, 0)
+    output = manager.prepare_store(run, CTX)
+    assert (len(output.keys_to_store), output.refused_count, output.refusal) == (3, 4, Refusal.POOL_FULL)
+    assert not manager.prepare_store(run, CTX).keys_to_store, "this step has evicted enough"
+    complete(manager, output)
+    epoch = manager.room_epoch
+    manager.keep_room()
+    assert manager.room_epoch != epoch, "it is offered again"
+    output = manager.prepare_store(run, CTX)
+    assert (output.keys_to_store.start, output.keys_to_store.stop) == (3, 6)
+    complete(manager, output)
+    manager.keep_room()
+    complete(manager, manager.prepare_store(run, CTX))
+    assert manager.lookup(run, CTX).ready_count == 7
+    left = [key for event in manager.take_events() if event.removed for key in event.keys]
+    assert left == [path(name)[0] for name in range(7)], "in the same order"
     manager.check_invariants(idle=True)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_search_that_is_cut_short_goes_on_where_it_was(which, monkeypatch) -> None:
+    monkeypatch.setattr("kvtide.policies.recency.SCAN_LIMIT", 2)
+    manager = compared(12, which).manager
+    for name in range(12):
+        store(manager, path(name))
+    loads = [(path(name), manager.prepare_load(path(name), CTX)) for name in range(11)]
+    refused, stored = 0, manager.prepare_store(path(50), CTX)
+    while not stored.keys_to_store:
+        refused += 1
+        assert refused <= 11, "not now is not never"
+        assert stored.refusal is Refusal.POOL_FULL
+        manager.keep_room()
+        stored = manager.prepare_store(path(50), CTX)
+    assert tuple(stored.evicted_keys) == (path(11)[0],)
+    complete(manager, stored)
+    for run, spec in reversed(loads):
+        manager.complete_load(run, spec, CTX)
+    stored = manager.prepare_store(path(60, 0), CTX)
+    assert tuple(stored.evicted_keys) == (path(0)[0], path(1)[0]), "passed over, and still in their order"
+    complete(manager, stored)
+    manager.check_invariants(idle=True)
+
+
+# -- an adversary --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("capacity", [1, 2])
+def test_a_pool_of_next_to_nothing(capacity: int, which: int) -> None:
+    host = compared(capacity, which)
+    for visit in range(1, 40):
+        tokens = (visit % 3, *range(visit % 4))
+        storing = host.store(path(*tokens), ReqContext(str(visit), None, visit))
+        if storing is not None:
+            host.end_store(storing, success=visit % 5 > 0)
+        if host.lookup(path(*tokens), CTX).ready_count and visit % 2:
+            host.end_load(host.load(path(tokens[0]), CTX), CTX)
+        host.check()
+    host.finish(CTX)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_very_long_prompt_with_a_branch_at_every_chunk(which: int) -> None:
+    host = compared(700, which)
+    trunk = tuple(range(300))
+    host.end_store(host.store(path(*trunk), ReqContext("0", None, 1000)))
+    for depth in range(1, 300):
+        host.end_store(host.store(path(*trunk[:depth], 999), ReqContext(str(depth), None, depth)))
+    host.check()
+    assert host.lookup(path(*trunk), CTX).ready_count == 300
+    host.end_load(host.load(path(*trunk), CTX), CTX)
+    host.evict(150)
+    host.end_store(host.store(path(*trunk[:299], 998, 997), CTX))
+    host.keep_room()  # the next step: this one has evicted its share
+    host.evict(1000)
+    host.check()
+    assert host.manager.used_count == 0
+
+
+def test_prompts_that_are_prefixes_of_each_other_in_any_order() -> None:
+    for order in itertools.permutations((1, 3, 4, 6)):
+        host = compared(16)
+        for length in order:
+            host.end_store(host.store(path(*range(length)), CTX)) if length > len(host.naive.ready) else None
+            host.touch(path(*range(length)), CTX)
+            host.check()
+        for length in range(1, 7):
+            assert host.lookup(path(*range(length)), CTX).ready_count == length
+        host.evict(3)
+        host.evict(100)
+        host.check()
+
+
+def test_a_run_from_the_middle_waits_for_the_store_that_brings_its_beginning() -> None:
+    manager = manager_of(8)
+    output = manager.prepare_store(path(1, 2, 3, 4), CTX)
+    for start in range(4):
+        result = manager.lookup(path(1, 2, 3, 4, start=start), CTX)
+        assert (result.ready_count, result.later) == (0, True), f"from chunk {start}"
+    assert not manager.lookup(path(1, 2, 9, start=2), CTX).later, "another branch"
+    assert not manager.lookup(path(1, 2, 3, 4, 5, start=4), CTX).later, "the store ends before it"
+    complete(manager, output)
+    assert manager.lookup(path(1, 2, 3, 4, start=3), CTX).ready_count == 1
+
+
+def test_nothing_to_store_is_stored() -> None:
+    manager = manager_of(4)
+    for run in (path(), path(1, 2, start=2), path(1, 2)[:0]):
+        output = manager.prepare_store(run, CTX)
+        assert (len(output.keys_to_store), output.refused_count, output.refusal) == (0, 0, None)
+        complete(manager, output)
+        assert manager.lookup(run, CTX).ready_count == 0
+    spec = manager.prepare_load(path(), CTX)
+    manager.complete_load(path(), spec, CTX)
+    manager.check_invariants(idle=True)
+    assert manager.used_count == 0
+
+
+def test_a_limit_of_nothing_evicts_nothing() -> None:
+    manager = manager_of(1)
+    store(manager, path(1))
+    output = manager.prepare_store(path(2), CTX, limit=0)
+    assert (len(output.keys_to_store), output.refusal) == (0, Refusal.QUEUE_FULL)
+    assert manager.lookup(path(1), CTX).ready_count == 1
+    manager.check_invariants(idle=True)
+
+
+def test_two_resets_with_the_same_load_and_store_open() -> None:
+    manager = manager_of(6)
+    store(manager, path(1, 2))
+    loads = [manager.prepare_load(path(1, 2), CTX) for _ in range(2)]
+    pending = manager.prepare_store(path(3, 4), CTX)
+    for _ in range(2):
+        manager.reset()
+        manager.check_invariants(idle=False)
+        assert (manager.used_count, manager.pinned_count) == (4, 2)
+    again = manager.prepare_store(path(1, 2, 3), CTX)
+    assert not set(again.store_spec.slots) & {*loads[0].slots, *pending.store_spec.slots}
+    complete(manager, again)
+    manager.reset()
+    manager.complete_load(path(1, 2), loads[0], CTX)
+    assert manager.pinned_count == 2, "the other one is still reading"
+    manager.complete_load(path(1, 2), loads[1], CTX)
+    complete(manager, pending)
+    assert manager.used_count == 0
+    manager.check_invariants(idle=True)
+
+
+def test_an_old_pin_is_not_the_pin_of_whoever_got_its_node() -> None:
+    manager = manager_of(2)
+    store(manager, path(1, 2))
+    old = manager.prepare_load(path(1, 2), CTX)
+    manager.reset()
+    manager.grow(6)
+    store(manager, path(5, 6))
+    new = manager.prepare_load(path(5, 6), CTX)
+    manager.complete_load(path(1, 2), old, CTX)
+    assert manager.pinned_count == 2
+    store(manager, path(7, 8, 9, 10))
+    assert manager.lookup(path(5, 6), CTX).ready_count == 2, "still read, hence still there"
+    manager.complete_load(path(5, 6), new, CTX)
+    manager.check_invariants(idle=True)
+
+
+def test_a_name_that_is_forgotten_while_its_store_is_under_way_comes_back_as_new() -> None:
+    host = compared(2, which=1)
+    for visit, token in enumerate((9, 9, 1, 2), 1):
+        storing = host.store(path(token), ReqContext(str(visit), None, visit))
+        if storing is not None:
+            host.end_store(storing)
+    assert host.naive.policy.remembered()
+    coming = host.store(path(1), ReqContext("5", None, 5))
+    for visit in range(6, 30):
+        storing = host.store(path(visit, visit), ReqContext(str(visit), None, visit))
+        if storing is not None:
+            host.end_store(storing)
+        host.check()
+    host.end_store(coming)
+    host.finish(CTX)
+
+
+@pytest.mark.parametrize("which", [0, 1])
+@pytest.mark.parametrize("success", [True, False])
+def test_branches_inside_a_pending_run_settle_or_fall_with_it(success: bool, which: int) -> None:
+    host = compared(32, which)
+    trunk = host.store(path(0, 1, 2, 3, 4), CTX)
+    branches = [host.store(path(*range(depth), 9, 9), CTX) for depth in range(1, 5)]
+    leaf = host.store(path(0, 1, 9, 9, 7), CTX)
+    for storing in (leaf, branches[1], branches[3]):
+        host.end_store(storing)
+        assert host.lookup(path(0), CTX).ready_count == 0
+    host.end_store(branches[0], success=False)
+    host.end_store(trunk, success)
+    assert host.lookup(path(0, 1, 9, 9, 7), CTX).ready_count == (5 if success else 0)
+    host.end_store_again()
+    host.finish(CTX)
+    host.evict(100)
+    assert host.manager.used_count == 0
+
+
+def test_a_prompt_that_changed_under_its_store_is_not_taken_for_what_was_copied() -> None:
+    manager = manager_of(8)
+    hashes = chained_hashes([1, 2, 3], 1)
+    output = manager.prepare_store(ChunkRun(hashes, 0, 1, 0, 3), CTX)
+    hashes[1:] = chained_hashes([1, 8, 9], 1)[1:]
+    complete(manager, output)
+    for run in (path(1, 2, 3), path(1, 8, 9)):
+        assert manager.lookup(run, CTX).ready_count == 0
+    assert manager.used_count == 0
+    manager.check_invariants(idle=True)
+
+
+def test_the_end_of_a_store_whose_prompt_changed_leaves_its_successor_alone() -> None:
+    manager = manager_of(16)
+    hashes = chained_hashes([1, 2, 3], 1)
+    changed = manager.prepare_store(ChunkRun(hashes, 0, 1, 0, 3), CTX)
+    hashes[1:] = chained_hashes([1, 8, 9], 1)[1:]
+    successor = manager.prepare_store(path(1, 2, 3), CTX)
+    complete(manager, changed)
+    third = manager.prepare_store(path(1, 2, 3), CTX)
+    assert manager.lookup(path(1, 2, 3), CTX).later
+    complete(manager, successor)
+    complete(manager, third)
+    assert manager.lookup(path(1, 2, 3), CTX).ready_count == 3
+    assert manager.used_count == 3, "stored once"
+
+
+def test_keys_of_another_width_are_refused_by_name() -> None:
+    manager = manager_of(8)
+    store(manager, path(1, 2))
+    other = ChunkRun(hashes_of([1, 2], hash_bytes=16), 0, 1, 0, 2)
+    output = manager.prepare_store(other, CTX)
+    with pytest.raises(ValueError, match="block hashes of 32 bytes"):
+        manager.complete_store(output.keys_to_store, output.store_spec, CTX, True)
