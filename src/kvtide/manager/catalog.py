@@ -52,6 +52,8 @@ class Catalog(Residency):
         self._pins: dict[int, dict[int, int]] = {}  # node -> {handle: entries it covers}
         self._pinned_nodes: dict[int, set[int]] = {}  # handle -> nodes
         self._handles = 0
+        # With one tier, full attention has none.
+        self._gaps = len(policies) > 1 or any(group.window is not None for group in groups)
 
     def reserve(self, chunk_count: int) -> None:
         """Have a place for so many resident chunks, and for the names that policies remember beside them.
@@ -232,12 +234,7 @@ class Catalog(Residency):
         if deepest >= 0:
             pinned.add(nodes[deepest])
             for tier in self._tiers:
-                # What a tier holds may end above: there it must not leave either.
-                at = deepest
-                while at >= 0 and not self.held(tier, nodes[at]):
-                    at -= 1
-                if at >= 0:
-                    pinned.add(nodes[at])
+                pinned |= self._ends(tier, nodes[: deepest + 1])
         if pinned:
             self._pinned_nodes[self._handles] = pinned
         for node in pinned:
@@ -245,6 +242,18 @@ class Catalog(Residency):
             self._pins.setdefault(node, {})[self._handles] = covered
             self._review_all(node)
         return self._handles
+
+    def _ends(self, tier: int, nodes: Sequence[int]) -> set[int]:
+        """Where what a tier holds of a path ends: the deepest node, and with gaps the one above each."""
+        ends, below_held = set(), False
+        for node in reversed(nodes):
+            held = self.held(tier, node) > 0
+            if held and not below_held:
+                ends.add(node)
+                if not self._gaps:
+                    break
+            below_held = held
+        return ends
 
     def _touch(self, path: Path, visit: int) -> None:
         nodes, known = path
@@ -425,8 +434,12 @@ class Catalog(Residency):
         """Take what a tier holds of a node from entry ``keep`` on."""
         tree, policy = self.tree, self._policies[tier]
         assert policy is not None
-        if keep and policy.remembers:
-            self._split(node, keep)
+        if policy.remembers:
+            # What is remembered is a whole node: neither what stays nor what only another tier holds.
+            if self.held(tier, node) < tree.count[node]:
+                node = self._split(node, self.held(tier, node))
+            if keep:
+                self._split(node, keep)
             keep = 0
         left = self.held(tier, node) - keep
         entry, groups = tree.entry[node], len(self._groups)

@@ -74,7 +74,8 @@ class ExtentAllocator:
         if after is not None:
             missing -= self._take_behind(after + 1, count, taken)
         while missing:
-            if self._free_count - self._reserved_count < missing:
+            # Taken in this call, and still counted as free: hence not ``missing``.
+            if self._free_count - self._reserved_count < count:
                 self._give_up_oldest()
                 continue
             start, length = self._best(missing)

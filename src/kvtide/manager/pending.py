@@ -102,7 +102,9 @@ class PendingStores:
 
     def forget_name(self, store: PendingStore) -> None:
         """Nobody is to find this store any more; it stays until ``remove``."""
-        self._by_name.pop(store.name, None)
+        # Where the prompt of one has changed, another may have begun under the same name.
+        if self._by_name.get(store.name) is store:
+            del self._by_name[store.name]
 
     def remove(self, store: PendingStore) -> None:
         """Strike a store out."""
