@@ -1,6 +1,7 @@
 """The host tier: the six primitives, one by one and in any order."""
 
 import itertools
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -14,6 +15,7 @@ from kvtide.geometry import GroupGeometry, GroupKind
 from kvtide.jobs import ReqContext
 from kvtide.keys import ChunkRun, Medium, make_offload_key
 from kvtide.manager.base import PrepareStoreOutput, Refusal
+from kvtide.manager.catalog import CatalogGroup
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.policies import ARCPolicy, LRUPolicy
@@ -366,6 +368,54 @@ def test_a_search_that_is_cut_short_goes_on_where_it_was(which, monkeypatch) -> 
     assert tuple(stored.evicted_keys) == (path(0)[0], path(1)[0]), "passed over, and still in their order"
     complete(manager, stored)
     manager.check_invariants(idle=True)
+
+
+# -- several groups in one pool ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("policy", [LRUPolicy, ARCPolicy])
+def test_groups_of_several_strides_share_the_pool_and_each_finds_its_own(policy) -> None:
+    strides = (1, 2, 4)
+    for seed in range(30):
+        with seeded(seed):
+            chance = random.Random(seed)
+            groups = [CatalogGroup(stride) for stride in strides]
+            manager = CPUOffloadingManager(policy(), with_events=True, groups=groups)
+            manager.grow(chance.choice((3, 10, 40)))
+            per_position = chance.choice((1, 2))
+            ready: dict[bytes, int] = {}  # key -> slot, as the events tell
+            last_given: dict[bytes, int] = {}
+            open_stores: list[tuple[PrepareStoreOutput, ReqContext]] = []
+            for visit in range(60):
+                ctx, group = ReqContext(str(visit), None, visit // 3), chance.randrange(3)
+                tokens = [chance.randrange(2) for _ in range(chance.randint(4, 20))]
+                hashes, stop = hashes_of(tokens, 32, per_position), len(tokens) // strides[group]
+                run = ChunkRun(hashes, group, strides[group] * per_position, 0, stop)
+                output = manager.prepare_store(run, ctx)
+                for event in manager.take_events():
+                    assert event.removed
+                    for key in event.keys:
+                        del ready[key]
+                given = dict(zip(output.keys_to_store, output.store_spec.slots, strict=True))
+                assert not {*given.values()} & {*ready.values()}, "a slot has one owner"
+                assert not given.keys() & ready.keys(), "nothing is stored twice"
+                last_given |= given
+                open_stores.append((output, ctx))
+                while len(open_stores) > 2:
+                    output, ctx = open_stores.pop(chance.randrange(3))
+                    manager.complete_store(
+                        output.keys_to_store, output.store_spec, ctx, success=chance.random() < 0.8
+                    )
+                    for event in manager.take_events():
+                        assert not event.removed
+                        ready |= {key: last_given[key] for key in event.keys}
+                found = manager.lookup(run, ctx).ready_count
+                keys = list(run)
+                assert found == next((i for i, key in enumerate(keys) if key not in ready), stop)
+                spec = manager.prepare_load(run[:found], ctx)
+                assert list(spec.slots) == [ready[key] for key in keys[:found]]
+                manager.complete_load(run[:found], spec, ctx)
+                manager.check_invariants(idle=False)
 
 
 # -- an adversary --------------------------------------------------------------------------------------

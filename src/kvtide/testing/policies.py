@@ -107,6 +107,19 @@ class PolicyTests:
         policy.offer(B)
         assert _order(policy) == [C, A, B]
 
+    def test_a_run_that_was_passed_over_and_used_since_counts_from_that_use(self) -> None:
+        policy = self._policy(A, B, C)
+        policy.withdraw(A)
+        assert _named(policy) == B
+        policy.offer(A)
+        policy.touched(A, visit=A)
+        for run in (A, B, C):
+            policy.withdraw(run)
+        assert _named(policy) is None
+        policy.offer(A)
+        policy.offer(B)
+        assert _order(policy) == [B, A]
+
     def test_a_number_that_comes_back_is_another_run(self) -> None:
         policy = self._policy(A, B)
         policy.touched(A, visit=7)
