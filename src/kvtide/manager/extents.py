@@ -5,7 +5,12 @@ neighbouring chunks, because runs that are contiguous on both sides become one c
 free ones behind a run that is growing, or sessions that grow a chunk at a time would shred each other.
 """
 
+from itertools import islice
+
 import numpy as np
+
+LOOKED_AT = 16
+"""Extents of one class that are looked at for one that just fits."""
 
 Extent = tuple[int, int]
 """First number and how many follow one another from there."""
@@ -14,11 +19,11 @@ Extent = tuple[int, int]
 class ExtentAllocator:
     """Free extents, by their first number, by their end, and by the power of two of their length.
 
-    Taking looks at one extent per power of two; giving back joins neighbours at once. What is kept
-    behind growing runs counts as free: it is given up, oldest first, before anybody is refused.
+    Taking looks at one extent per power of two, and a few of one; giving back joins neighbours at once. What
+    is kept behind growing runs counts as free: it is given up, oldest first, before anybody is refused.
 
     Args:
-        reserve: Numbers to keep behind a run that was handed out, where they are free.
+        reserve: Numbers to keep behind a run that has grown, where they are free.
         reserve_share: At most one in so many of all numbers is kept like that.
     """
 
@@ -84,7 +89,7 @@ class ExtentAllocator:
                 self._insert(start + missing, length - missing)
             missing -= taken[-1][1]
         self._free_count -= count
-        if self._reserve and taken:
+        if self._reserve and after is not None:
             self._keep_behind(sum(taken[-1]))
         return taken
 
@@ -167,9 +172,17 @@ class ExtentAllocator:
         self.free(start, count)
 
     def _best(self, count: int) -> Extent:
-        """Take out an extent of the smallest class that surely fits, else of the largest there is."""
+        """Take out an extent that just fits, or one that surely does, or one of the largest there are."""
         classes = self._by_size
         fitting = (count - 1).bit_length()
+        if 0 < fitting <= len(classes):
+            some = islice(reversed(classes[fitting - 1]), LOOKED_AT)
+            fit = min(
+                ((self._length_at[one], one) for one in some if self._length_at[one] >= count), default=None
+            )
+            if fit is not None:
+                self._remove(fit[1])
+                return fit[1], fit[0]
         for size in range(fitting, len(classes)):
             if classes[size]:
                 break

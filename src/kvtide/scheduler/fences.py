@@ -10,7 +10,7 @@ import numpy as np
 
 from kvtide.jobs import Ids, JobId, ids
 
-FEW = 8  # below it a loop is faster than an array
+FEW = 32  # below it a loop is faster than an array
 
 
 class Fences:

@@ -4,6 +4,8 @@ Knows requests, blocks and jobs. Which chunk is where is the manager's business;
 The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with the engine's own objects.
 """
 
+from collections import deque
+
 from kvtide.events import OffloadingEvent
 from kvtide.jobs import (
     Direction,
@@ -22,6 +24,9 @@ from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
 from kvtide.scheduler.pace import RecomputePace
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
+
+STORES_PER_STEP = 96
+"""Stores that one step plans, and that one step makes ready: some three milliseconds each. More wait."""
 
 QUARANTINE_S = 60.0
 """A job unanswered this long past its deadline no longer keeps an idle engine awake. It stays fenced."""
@@ -48,6 +53,7 @@ class OffloadingConnectorScheduler:
         self._stores = StorePlanner(config, manager, self._jobs, metrics)
         self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
         self._flush: set[JobId] = set()
+        self._copied: deque[TransferJobStatus] = deque()  # stores that have ended and are not ready yet
         self._pace = RecomputePace()
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
@@ -153,12 +159,14 @@ class OffloadingConnectorScheduler:
         for copy in step.kv_cache_block_copies or ():
             self._flush |= self._jobs.fences.conflicts((copy.dst_block_id,))
         self._note_new_blocks(step)
-        requests = self._requests
+        requests, room = self._requests, STORES_PER_STEP
         for request_id, token_count in step.num_scheduled_tokens.items():
             if (state := requests.get(request_id)) is not None:
                 computed_tokens = state.request.num_computed_tokens + token_count
-                if computed_tokens >= state.offer_at:
+                if computed_tokens >= state.offer_at and room:
+                    # Who finds no room is asked again in the next step, or when it ends.
                     self._stores.plan(state, computed_tokens, now_s)
+                    room -= 1
         self._manager.keep_room()
         flush, self._flush = self._flush, set()
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
@@ -168,6 +176,7 @@ class OffloadingConnectorScheduler:
         """Take in what the ranks answered; answers for jobs that are closed change nothing."""
         self._pace.step_ended(now_s)
         if answers is None:
+            self._make_ready()
             return
         self._reached.update(answers.generations)
         if answers.pools:
@@ -176,6 +185,7 @@ class OffloadingConnectorScheduler:
             status = self._jobs.get(job_id)
             if status is not None and status.answer(hop_index, results):
                 self._end_job(status)
+        self._make_ready()
 
     # -- the rest of the engine's hooks ---------------------------------------------------------
 
@@ -201,7 +211,7 @@ class OffloadingConnectorScheduler:
         A job that is long overdue is left out, or a wedged copy would spin a core for ever.
         """
         overdue_s = self._config.transfer_deadline_s + QUARANTINE_S
-        if any(now_s - status.planned_at_s < overdue_s for status in self._jobs):
+        if self._copied or any(now_s - status.planned_at_s < overdue_s for status in self._jobs):
             return True
         return any(generation < self._manager.generation for generation in self._reached.values())
 
@@ -232,7 +242,7 @@ class OffloadingConnectorScheduler:
         """Check the books; see ``OffloadingManager.check_invariants``."""
         self._jobs.check_invariants()
         self._loads.check_invariants()
-        self._manager.check_invariants(idle=not len(self._jobs))
+        self._manager.check_invariants(idle=not len(self._jobs) and not self._copied)
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -292,8 +302,14 @@ class OffloadingConnectorScheduler:
         self._jobs.close(status)
         if status.job.direction is Direction.LOAD:
             self._loads.ended(status)
-            return
-        for chunks in status.held:
-            self._manager.complete_store(
-                chunks.run, chunks.spec, status.owner.context, success=not status.failed
-            )
+        else:
+            self._copied.append(status)
+
+    def _make_ready(self) -> None:
+        """Complete stores whose copies have ended, in that order, a bounded number at a time."""
+        for _ in range(min(len(self._copied), STORES_PER_STEP)):
+            status = self._copied.popleft()
+            for chunks in status.held:
+                self._manager.complete_store(
+                    chunks.run, chunks.spec, status.owner.context, success=not status.failed
+                )

@@ -32,7 +32,7 @@ class SchedulerOffloadConfig:
     transfer_deadline_s: float = 30.0
     store_queue_bytes: int = 1 << 30
     with_events: bool = False
-    generated_store_tokens: int = 128
+    generated_store_tokens: int = 256
 
     @property
     def rank_count(self) -> int:
