@@ -12,7 +12,7 @@ from kvtide.keys import ChunkRun
 from kvtide.manager.base import LookupResult, Refusal
 from kvtide.testing.naive_policies import Chunk, NaivePolicy
 
-ROOM_WANTED = 64
+ROOM_WANTED = 40
 
 
 @dataclass(slots=True, eq=False)
@@ -200,7 +200,7 @@ class NaiveHost:
 
     def keep_room(self) -> list[Chunk]:
         """See ``OffloadingManager.keep_room``."""
-        if self.free_count < self.capacity // (2 * ROOM_WANTED):
+        if self.free_count < 4 * self.capacity // (5 * ROOM_WANTED):
             return self.evict(self.capacity // ROOM_WANTED - self.free_count)
         return []
 
