@@ -5,7 +5,7 @@ lookup and store both call it, so nothing is written that cannot be read.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 from kvtide.errors import ConfigError
@@ -28,6 +28,8 @@ class GroupGeometry:
         tokens_per_block: Tokens one logical block spans (context parallelism included).
         blocks_per_chunk: Blocks that are offloaded as one.
         tokens_per_hash: Tokens one entry of ``request.block_hashes`` spans.
+        tokens_per_chunk: Tokens one chunk spans.
+        hashes_per_chunk: Entries of ``request.block_hashes`` one chunk spans.
     """
 
     group_index: int
@@ -35,6 +37,8 @@ class GroupGeometry:
     tokens_per_block: int
     blocks_per_chunk: int
     tokens_per_hash: int
+    tokens_per_chunk: int = field(init=False)
+    hashes_per_chunk: int = field(init=False)
 
     def __post_init__(self) -> None:
         if self.blocks_per_chunk < 1:
@@ -46,15 +50,9 @@ class GroupGeometry:
                 f"must divide the block size of group {self.group_index} ({self.tokens_per_block} tokens)",
             )
 
-    @property
-    def tokens_per_chunk(self) -> int:
-        """Tokens one chunk spans."""
-        return self.tokens_per_block * self.blocks_per_chunk
-
-    @property
-    def hashes_per_chunk(self) -> int:
-        """Entries of ``request.block_hashes`` one chunk spans."""
-        return self.tokens_per_chunk // self.tokens_per_hash
+        # Asked several times a lookup: not worked out each time.
+        object.__setattr__(self, "tokens_per_chunk", self.tokens_per_block * self.blocks_per_chunk)
+        object.__setattr__(self, "hashes_per_chunk", self.tokens_per_chunk // self.tokens_per_hash)
 
     def run(self, block_hashes: list[bytes], start: int, stop: int) -> ChunkRun:
         """View chunks ``[start, stop)`` of a request."""
@@ -67,15 +65,21 @@ class GroupGeometry:
 
 @dataclass(frozen=True, slots=True)
 class KVGeometry:
-    """All groups of a model, and how many ranks hold a shard of each chunk."""
+    """All groups of a model, and how many ranks hold a shard of each chunk.
+
+    Attributes:
+        groups: The groups.
+        shard_count: Ranks.
+        restore_interval: Tokens between the points at which every group can be restored.
+    """
 
     groups: tuple[GroupGeometry, ...]
     shard_count: int = 1
+    restore_interval: int = field(init=False)
 
-    @property
-    def restore_interval(self) -> int:
-        """Tokens between the points at which every group can be restored."""
-        return math.lcm(*(group.tokens_per_chunk for group in self.groups))
+    def __post_init__(self) -> None:
+        interval = math.lcm(*(group.tokens_per_chunk for group in self.groups))
+        object.__setattr__(self, "restore_interval", interval)
 
     def positions_per_chunk(self, group: GroupGeometry) -> int:
         """Count the positions of the catalog, the coarsest that fit every group, that a chunk spans."""

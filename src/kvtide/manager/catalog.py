@@ -185,6 +185,7 @@ class Catalog(Residency):
         gone, policy = Evicted(), self._policies[tier]
         if policy is None:
             return gone
+        kids, simple = self.tree.kids, not policy.remembers and len(self._slots) == 1
         while gone.count < wanted and gone.run_count < run_limit:
             named = policy.victim()
             if named is None:
@@ -192,10 +193,10 @@ class Catalog(Residency):
             gone.run_count += 1
             node, most = named
             keep = max(self.held(tier, node) - min(wanted - gone.count, most), self._pinned(node))
-            if keep or self.tree.kids[node] or policy.remembers or len(self._slots) > 1:
-                self._drop(tier, node, keep, gone)
-            else:
+            if simple and not keep and not kids[node]:
                 self._drop_all(tier, node, gone)
+            else:
+                self._drop(tier, node, keep, gone)
         self._forget(tier)
         return gone
 
