@@ -37,7 +37,6 @@ def test_nothing_is_nothing() -> None:
     assert (extents.free_count, extents.extents()) == (4, [(0, 4)])
 
 
-@pytest.mark.xfail(strict=True, raises=IndexError, reason="looks for what it has taken last")
 def test_nothing_more_behind_a_run_is_nothing() -> None:
     extents = allocator(8, reserve=2, reserve_share=2)
     extents.allocate(3)
