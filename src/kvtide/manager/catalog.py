@@ -53,7 +53,8 @@ class Catalog(Residency):
         self._pinned_nodes: dict[int, set[int]] = {}  # handle -> nodes
         self._handles = 0
         # With one tier, full attention has none.
-        self._gaps = len(policies) > 1 or any(group.window is not None for group in groups)
+        self._windowed = any(group.window is not None for group in groups)
+        self._gaps = len(policies) > 1 or self._windowed
 
     def reserve(self, chunk_count: int) -> None:
         """Have a place for so many resident chunks, and for the names that policies remember beside them.
@@ -176,7 +177,7 @@ class Catalog(Residency):
 
         Args:
             tier: Which has a policy.
-            wanted: Slots.
+            wanted: Slots. With several groups an entry has several, and more may leave.
             run_limit: Runs at most, so that no call takes long.
 
         Returns:
@@ -218,6 +219,9 @@ class Catalog(Residency):
             count, held = self.tree.count[node], max(self._kept(node), self._pinned(node))
             kept = self._is_remembered(node)
             assert held <= count, f"node {node}: {held} of {count} entries held"
+            above = self.tree.parent[node]
+            closed = above == ROOT or not self._kept(node) or self._kept(above) == self.tree.count[above]
+            assert closed or self._windowed, f"node {node} is held and what it extends is not"
             assert held == count or kept or self.tree.kids[node], f"node {node}: entries nobody holds"
         for handle, pinned in self._pinned_nodes.items():
             for node in pinned:
@@ -288,6 +292,7 @@ class Catalog(Residency):
         held = self.held(tier, node)
         if held:
             free = not self._kids[tier][node] and self._pinned(node) < held
+            free = free and (len(self._tiers) == 1 or self._dispensable(tier, node, held))
         elif node in self._remembered[tier]:
             free = not self.tree.kids[node] and node not in self._pins
         else:
@@ -378,10 +383,10 @@ class Catalog(Residency):
             self._remembered[tier].discard(node)
             if policy is not None:
                 policy.inserted(node, more, visit)
-            self._review(tier, tree.parent[node])
+            self._review_all(tree.parent[node])
         elif more > 0 and policy is not None:
             policy.grown(node, more)
-        self._review(tier, node)
+        self._review_all(node)
 
     def _split(self, node: int, at: int) -> int:
         """Cut a node after ``at`` entries in the tree, in every row and in every policy."""
@@ -410,6 +415,13 @@ class Catalog(Residency):
         self._review_all(head)
         self._review_all(node)
         return head
+
+    def _dispensable(self, tier: int, node: int, held: int) -> bool:
+        """Whether what other tiers hold below a node would still be reached without this tier's part."""
+        others = [other for other in self._tiers if other != tier]
+        if any(self.held(other, node) >= held for other in others):
+            return True
+        return not any(self._kids[other][node] for other in others)
 
     def _drop_all(self, tier: int, node: int, gone: Evicted) -> None:
         """Do what ``_drop`` does where a whole run vanishes and there is one row: the usual case."""
@@ -460,16 +472,16 @@ class Catalog(Residency):
         if keep:
             policy.shrunk(node, left)
             self._prune(node)
-            self._review(tier, node)
+            self._review_all(node)
             return
         above = tree.parent[node]
         self._kids[tier][above] -= 1
         if policy.remember(node):
             self._remembered[tier].add(node)
-            self._review(tier, node)
         else:
             self._prune(node)
-        self._review(tier, above)
+        self._review_all(node)
+        self._review_all(above)
 
     def _may_have_holes(self, group: int) -> bool:
         """Whether an entry that a tier holds may be without a slot of this group."""

@@ -89,7 +89,7 @@ class ExtentAllocator:
                 self._insert(start + missing, length - missing)
             missing -= taken[-1][1]
         self._free_count -= count
-        if self._reserve and after is not None:
+        if self._reserve and taken and after is not None:
             self._keep_behind(sum(taken[-1]))
         return taken
 
