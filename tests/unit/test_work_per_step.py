@@ -1,0 +1,175 @@
+"""What one step does at most, what it does not do again, and in which pieces what is generated is stored."""
+
+import pytest
+from fakes import FakeRequest, FakeStep
+
+from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
+from kvtide.jobs import (
+    Direction,
+    HopResult,
+    OffloadingConnectorMetadata,
+    OffloadingWorkerMetadata,
+    PoolReport,
+    ReqContext,
+)
+from kvtide.manager.cpu import CPUOffloadingManager
+from kvtide.metrics import MetricsDelta
+from kvtide.policies import LRUPolicy
+from kvtide.scheduler import scheduler as scheduler_module
+from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
+from kvtide.scheduler.state import SchedulerOffloadConfig
+
+GROUP = GroupGeometry(0, GroupKind.FULL_ATTENTION, 4, 1, 4)
+PIECE_TOKENS = 16  # four chunks
+
+
+class Half:
+    """The scheduler half, with one rank that has copied whatever it was told by the next step."""
+
+    def __init__(self, slots: int = 4096, **limits) -> None:
+        self.manager = CPUOffloadingManager(LRUPolicy())
+        config = SchedulerOffloadConfig(KVGeometry((GROUP,)), generated_store_tokens=PIECE_TOKENS, **limits)
+        self.scheduler = OffloadingConnectorScheduler(config, self.manager, MetricsDelta())
+        self.answer(OffloadingWorkerMetadata(pools={0: PoolReport(slots, slots, 64)}))
+        self._blocks = 1
+
+    def answer(self, answers: OffloadingWorkerMetadata | None) -> None:
+        self.scheduler.update_connector_output(answers, 0.0)
+
+    def admit(self, name: str, tokens: list[int]) -> FakeRequest:
+        request = FakeRequest(name, tokens)
+        self.scheduler.on_new_request(request)
+        assert self.scheduler.get_num_new_matched_tokens(request, 0, 0.0)[0] is not None
+        table = [list(range(self._blocks, self._blocks + 64))]
+        self._blocks += 64
+        self.scheduler.update_state_after_alloc(request, tuple(table), 0, 0.0)
+        return request
+
+    def step(self, **scheduled: int) -> OffloadingConnectorMetadata:
+        return self.scheduler.build_connector_meta(FakeStep(scheduled), 0.0)
+
+    def ready(self, request: FakeRequest) -> int:
+        chunks = len(request.block_hashes)
+        return self.manager.lookup(GROUP.run(request.block_hashes, 0, chunks), ReqContext("?")).ready_count
+
+
+def done(step: OffloadingConnectorMetadata) -> OffloadingWorkerMetadata:
+    return OffloadingWorkerMetadata(results={(job.job_id, 0): {0: HopResult.DONE} for job in step.jobs})
+
+
+def stored_chunks(step: OffloadingConnectorMetadata) -> list[int]:
+    return [len(job.hops[0].target.slots) for job in step.jobs if job.direction is Direction.STORE]
+
+
+def decode(half: Half, request: FakeRequest) -> OffloadingConnectorMetadata:
+    """One token: its KV is computed in this step, the next one is known after it."""
+    step = half.step(**{request.request_id: 1})
+    request.num_computed_tokens += 1
+    tokens = [*request.tokens, 7]
+    grown = FakeRequest(request.request_id, tokens)
+    request.tokens, request.block_hashes = tokens, grown.block_hashes
+    return step
+
+
+def test_a_prompt_is_stored_as_it_is_computed_and_what_is_generated_in_pieces_and_at_the_end() -> None:
+    half = Half()
+    request = half.admit("a", list(range(11)))
+    assert stored_chunks(half.step(a=11)) == [2]
+    request.num_computed_tokens = 11
+    found = [stored_chunks(decode(half, request)) for _ in range(26)]
+    # Chunks 2 to 5 are whole with token 24, which is computed by the 13th step; 6 to 9 would be by the 29th.
+    assert [index for index, chunks in enumerate(found) if chunks] == [13]
+    assert found[13] == [4]
+    half.scheduler.request_finished_all_groups(request, (list(range(1, 11)),), 0.0)
+    assert stored_chunks(half.step()) == [3], "37 tokens are computed: nine chunks"
+
+
+def test_generated_tokens_that_are_not_to_be_stored_are_not_looked_at_again() -> None:
+    half = Half(offload_prompt_only=True)
+    request = half.admit("a", list(range(9)))
+    assert stored_chunks(half.step(a=9)) == [2]
+    request.num_computed_tokens = 9
+    assert not any(stored_chunks(decode(half, request)) for _ in range(40))
+    half.scheduler.request_finished_all_groups(request, (list(range(1, 14)),), 0.0)
+    assert stored_chunks(half.step()) == []
+
+
+@pytest.fixture
+def three_per_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scheduler_module, "STORES_PER_STEP", 3)
+
+
+@pytest.mark.usefixtures("three_per_step")
+def test_a_step_plans_a_bounded_number_of_stores_and_the_next_one_the_others() -> None:
+    half = Half()
+    requests = [half.admit(f"r{index}", [index] * 9) for index in range(8)]
+    step = half.step(**{request.request_id: 9 for request in requests})
+    assert stored_chunks(step) == [2, 2, 2]
+    for request in requests:
+        request.num_computed_tokens = 9
+    assert stored_chunks(half.step(**{request.request_id: 1 for request in requests})) == [2, 2, 2]
+    assert stored_chunks(half.step(**{request.request_id: 1 for request in requests})) == [2, 2]
+
+
+@pytest.mark.usefixtures("three_per_step")
+def test_a_step_makes_a_bounded_number_of_stores_ready_and_the_engine_is_kept_awake_for_the_others() -> None:
+    half = Half()
+    requests = [half.admit(f"r{index}", [index] * 9) for index in range(8)]
+    for request in requests:
+        # The end of a request plans its store whatever the step has room for.
+        request.num_computed_tokens = 9
+        half.scheduler.request_finished_all_groups(request, (list(range(1, 4)),), 0.0)
+    step = half.step()
+    assert len(step.jobs) == 8
+    half.answer(done(step))
+    assert sum(half.ready(request) == 2 for request in requests) == 3
+    assert not half.scheduler._jobs.fences.job_ids(), "the copies have ended: their blocks are free"
+    assert half.scheduler.has_pending_push_work(0.0)
+    half.answer(None)
+    half.answer(None)
+    assert all(half.ready(request) == 2 for request in requests)
+    assert not half.scheduler.has_pending_push_work(0.0)
+    half.scheduler.check_invariants()
+
+
+@pytest.mark.usefixtures("three_per_step")
+def test_a_reset_before_copied_stores_are_made_ready_forgets_them() -> None:
+    half = Half(slots=64)
+    requests = [half.admit(f"r{index}", [index] * 9) for index in range(8)]
+    for request in requests:
+        request.num_computed_tokens = 9
+        half.scheduler.request_finished_all_groups(request, (list(range(1, 4)),), 0.0)
+    half.answer(done(half.step()))
+    half.scheduler.reset_cache()
+    for _ in range(3):
+        half.answer(None)
+    assert not any(half.ready(request) for request in requests)
+    assert half.manager.used_count == 0
+    half.scheduler.check_invariants()
+
+
+def test_who_waits_for_anothers_load_is_told_so_without_asking_the_catalog() -> None:
+    half = Half()
+    tokens = list(range(41))
+    half.admit("first", tokens)
+    step = half.step(first=41)
+    half.answer(done(step))
+    loading = FakeRequest("loading", tokens)
+    half.scheduler.on_new_request(loading)
+    assert half.scheduler.get_num_new_matched_tokens(loading, 0, 0.0) == (40, True)
+    half.scheduler.update_state_after_alloc(loading, (list(range(600, 610)),), 40, 0.0)
+    load = half.step()
+    waiting = FakeRequest("waiting", tokens)
+    half.scheduler.on_new_request(waiting)
+    assert half.scheduler.get_num_new_matched_tokens(waiting, 0, 0.0) == (None, False)
+
+    asked = []
+    half.manager.lookup = lambda run, ctx: asked.append(run)  # type: ignore[method-assign]
+    half.manager.residency_epoch += 1  # others store meanwhile
+    assert half.scheduler.get_num_new_matched_tokens(waiting, 0, 0.1) == (None, False)
+    assert not asked
+    del half.manager.lookup
+    # Its patience ends by the clock, and with the load.
+    assert half.scheduler.get_num_new_matched_tokens(waiting, 0, 99.0) == (0, False)
+    half.answer(done(load))
+    assert half.scheduler.get_num_new_matched_tokens(waiting, 0, 99.0) == (40, True)
