@@ -36,8 +36,8 @@ class Half:
     def answer(self, answers: OffloadingWorkerMetadata | None) -> None:
         self.scheduler.update_connector_output(answers, 0.0)
 
-    def admit(self, name: str, tokens: list[int]) -> FakeRequest:
-        request = FakeRequest(name, tokens)
+    def admit(self, name: str, tokens: list[int], **fields) -> FakeRequest:
+        request = FakeRequest(name, tokens, **fields)
         self.scheduler.on_new_request(request)
         assert self.scheduler.get_num_new_matched_tokens(request, 0, 0.0)[0] is not None
         table = [list(range(self._blocks, self._blocks + 64))]
@@ -173,3 +173,41 @@ def test_who_waits_for_anothers_load_is_told_so_without_asking_the_catalog() -> 
     assert half.scheduler.get_num_new_matched_tokens(waiting, 0, 99.0) == (0, False)
     half.answer(done(load))
     assert half.scheduler.get_num_new_matched_tokens(waiting, 0, 99.0) == (40, True)
+
+
+def test_a_store_that_never_ends_is_waited_for_no_longer_than_its_deadline() -> None:
+    # vLLM #49829: every request whose prefix reached that chunk was deferred, for ever.
+    half = Half(transfer_deadline_s=10.0)
+    tokens = list(range(41))
+    half.admit("first", tokens)
+    store = half.step(first=41)
+
+    def ask(name: str, now_s: float) -> tuple[int | None, bool]:
+        request = FakeRequest(name, tokens)
+        half.scheduler.on_new_request(request)
+        return half.scheduler.get_num_new_matched_tokens(request, 0, now_s)
+
+    assert ask("early", 1.0) == (None, False)
+    half.scheduler.build_connector_meta(FakeStep({}), 14.0)
+    assert ask("in time", 14.0) == (None, False), "the worker's answer may still be on its way"
+    half.scheduler.build_connector_meta(FakeStep({}), 16.0)
+    assert ask("late", 16.0) == (0, False)
+    assert half.scheduler._jobs.fences.job_ids(), "what may still be read is not given away"
+    used = half.manager.used_count
+    assert used == 10
+
+    # It can be stored anew meanwhile; when the first copy ends after all, its slots are free.
+    again = half.admit("again", [*tokens, 1])
+    assert sum(stored_chunks(half.step(again=41))) == 10
+    half.answer(done(store))
+    assert half.manager.used_count == 10
+    assert half.ready(again) == 0
+    half.scheduler.check_invariants()
+
+
+def test_a_store_that_ended_is_never_overdue() -> None:
+    half = Half(transfer_deadline_s=10.0)
+    request = half.admit("first", list(range(41)))
+    half.answer(done(half.step(first=41)))
+    half.scheduler.build_connector_meta(FakeStep({}), 1000.0)
+    assert half.ready(request) == 10

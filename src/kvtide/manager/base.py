@@ -115,6 +115,14 @@ class OffloadingManager(ABC):
         that is pending on them; their slots are freed when their own copies end.
         """
 
+    @abstractmethod
+    def abandon_store(self, run: ChunkRun, spec: CPULoadStoreSpec) -> None:
+        """Stop waiting for a store whose copy does not end.
+
+        Its chunks and everything pending on them are forgotten, as after a failure. Its slots stay taken
+        until ``complete_store``, which then frees them whatever it says.
+        """
+
     def describe(self, run: ChunkRun, spec: CPULoadStoreSpec, content: ChunkContent) -> None:  # noqa: B027
         """Remember what a prepared store holds, for the event of its completion."""
 

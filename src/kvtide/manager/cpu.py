@@ -238,6 +238,11 @@ class CPUOffloadingManager(OffloadingManager):
         else:
             self._doom(store)
 
+    def abandon_store(self, run: ChunkRun, spec: CPULoadStoreSpec) -> None:
+        store = self._pending.get(spec.slots, run)
+        if store is not None and not store.copied and not store.doomed:
+            self._doom(store)
+
     # -- the rest -------------------------------------------------------------------------------
 
     def take_events(self) -> list[OffloadingEvent]:

@@ -25,7 +25,7 @@ class Found:
     later: bool
 
 
-def readable_tokens(state: RequestOffloadState, geometry: KVGeometry) -> int:
+def readable_tokens(state: RequestOffloadState, geometry: KVGeometry, computed_tokens: int = 0) -> int:
     """Count the tokens that may be brought back at most, whatever is stored.
 
     The last token is always computed, as after a hit in the engine's own cache: its logits are needed.
@@ -33,6 +33,7 @@ def readable_tokens(state: RequestOffloadState, geometry: KVGeometry) -> int:
     request = state.request
     tokens_per_hash = geometry.groups[0].tokens_per_hash
     limit = min(request.num_tokens - 1, len(request.block_hashes) * tokens_per_hash)
+    limit = min(limit, computed_tokens + state.limits.max_load_tokens)
     if state.barred_from_chunk is not None:
         limit = min(limit, state.barred_from_chunk * geometry.groups[0].tokens_per_chunk)
     return geometry.restore_point(max(limit, 0))
@@ -51,7 +52,7 @@ def look_up(
         and memo.residency_epoch == manager.residency_epoch
     ):
         return Found(memo.restored_tokens, memo.later)
-    candidate, later = readable_tokens(state, geometry), False
+    candidate, later = readable_tokens(state, geometry, computed_tokens), False
     settled = False
     while not settled and candidate > computed_tokens:
         settled = True

@@ -4,6 +4,7 @@ Knows jobs, ranks and what a job holds; does not know how its end changes the ca
 the job has ended.
 """
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -105,6 +106,7 @@ class OpenJobs:
         self._open: dict[JobId, TransferJobStatus] = {}
         self._unsent: list[JobId] = []
         self._store_chunks = 0
+        self._stores: deque[tuple[JobId, float]] = deque()  # also closed ones, until they would be overdue
         self.fences = Fences()
         self.closed_count = 0
 
@@ -135,6 +137,7 @@ class OpenJobs:
         self.fences.open(job_id, device.block_ids if device is not None else ids(()))
         if direction is Direction.STORE:
             self._store_chunks += status.chunk_count
+            self._stores.append((job_id, now_s))
         return status
 
     def send(self) -> tuple[TransferJob, ...]:
@@ -150,6 +153,16 @@ class OpenJobs:
     def get(self, job_id: JobId) -> TransferJobStatus | None:
         """Find an open job; None for one that is closed or was never there."""
         return self._open.get(job_id)
+
+    def overdue_stores(self, planned_before_s: float) -> Iterator[TransferJobStatus]:
+        """Name, once each, the open stores that were planned before then: the oldest first."""
+        while self._stores:
+            job_id, planned_at_s = self._stores[0]
+            if planned_at_s >= planned_before_s:
+                return
+            self._stores.popleft()
+            if (status := self._open.get(job_id)) is not None:
+                yield status
 
     def close(self, status: TransferJobStatus) -> None:
         """Strike out a job that every rank concerned has answered."""

@@ -4,6 +4,7 @@ Knows requests, blocks and jobs. Which chunk is where is the manager's business;
 The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with the engine's own objects.
 """
 
+import logging
 from collections import deque
 
 from kvtide.events import OffloadingEvent
@@ -18,6 +19,7 @@ from kvtide.jobs import (
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.engine import BlockTable, EngineRequest, EngineStep
+from kvtide.scheduler.limits import limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
@@ -25,8 +27,13 @@ from kvtide.scheduler.pace import RecomputePace
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
 
+logger = logging.getLogger(__name__)
+
 STORES_PER_STEP = 96
 """Stores that one step plans, and that one step makes ready: some three milliseconds each. More wait."""
+
+GRACE_S = 5.0
+"""A copy that has not begun by its deadline is given up by the worker; its answer gets so long to come."""
 
 QUARANTINE_S = 60.0
 """A job unanswered this long past its deadline no longer keeps an idle engine awake. It stays fenced."""
@@ -90,7 +97,7 @@ class OffloadingConnectorScheduler:
                 return None, False
             state.wait = None
         state.begin_admission(num_computed_tokens)
-        if request.skip_reading_prefix_cache:
+        if request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
         hit_tokens = found.restored_tokens - num_computed_tokens
@@ -168,6 +175,7 @@ class OffloadingConnectorScheduler:
                     self._stores.plan(state, computed_tokens, now_s)
                     room -= 1
         self._manager.keep_room()
+        self._abandon_stores(now_s)
         flush, self._flush = self._flush, set()
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
         return OffloadingConnectorMetadata(self._manager.generation, self._jobs.send(), jobs_to_flush)
@@ -251,9 +259,9 @@ class OffloadingConnectorScheduler:
         if state is None:
             self._visits += 1
             context = ReqContext(request.request_id, request.kv_transfer_params, self._visits)
-            state = RequestOffloadState(
-                request, [GroupOffloadState() for _ in self._geometry.groups], context
-            )
+            limits = limits_of(request.request_id, request.kv_transfer_params)
+            groups = [GroupOffloadState() for _ in self._geometry.groups]
+            state = RequestOffloadState(request, groups, context, limits)
             self._requests[request.request_id] = state
         return state
 
@@ -304,6 +312,22 @@ class OffloadingConnectorScheduler:
             self._loads.ended(status)
         else:
             self._copied.append(status)
+
+    def _abandon_stores(self, now_s: float) -> None:
+        """Let nobody wait any longer for stores whose copies began and do not end.
+
+        They keep their slots, and their blocks stay fenced: what may still write is nobody else's.
+        """
+        limit_s = self._config.transfer_deadline_s + GRACE_S
+        for status in self._jobs.overdue_stores(now_s - limit_s):
+            logger.warning(
+                "store %d of request %s has not ended after %.0f s: its chunks are forgotten",
+                status.job.job_id,
+                status.job.request_id,
+                now_s - status.planned_at_s,
+            )
+            for chunks in status.held:
+                self._manager.abandon_store(chunks.run, chunks.spec)
 
     def _make_ready(self) -> None:
         """Complete stores whose copies have ended, in that order, a bounded number at a time."""

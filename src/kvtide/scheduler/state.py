@@ -10,6 +10,7 @@ from kvtide.geometry import KVGeometry
 from kvtide.jobs import JobId, ReqContext
 from kvtide.manager.base import Refusal
 from kvtide.scheduler.engine import EngineRequest
+from kvtide.scheduler.limits import UNLIMITED, RequestLimits
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,10 +82,6 @@ class Wait:
     until_s: float
 
 
-NEVER = 1 << 62
-"""More tokens than any request has."""
-
-
 @dataclass(slots=True)
 class RequestOffloadState:
     """Beside one request of the engine.
@@ -93,6 +90,7 @@ class RequestOffloadState:
         request: The engine's own object.
         groups: Per KV cache group.
         context: Names the request to the primitives.
+        limits: What it allows.
         local_tokens: The engine's own hit, as it was last told to us.
         transfer_jobs: Open jobs of this request.
         load_job: The open load, if any.
@@ -109,6 +107,7 @@ class RequestOffloadState:
     request: EngineRequest
     groups: list[GroupOffloadState]
     context: ReqContext
+    limits: RequestLimits = UNLIMITED
     local_tokens: int = 0
     transfer_jobs: set[JobId] = field(default_factory=set)
     load_job: JobId | None = None

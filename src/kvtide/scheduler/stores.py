@@ -10,8 +10,9 @@ from kvtide.jobs import Direction, GPULoadStoreSpec, Hop, ids
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
+from kvtide.scheduler.limits import NO_LIMIT
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
-from kvtide.scheduler.state import NEVER, GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
+from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
 
 
 class StorePlanner:
@@ -48,12 +49,14 @@ class StorePlanner:
             now_s: Now.
             final: Nothing comes after this.
         """
-        if state.stale:
-            state.offer_at = NEVER
-            return
         request = state.request
+        last_token = state.limits.max_offload_tokens
         if self._config.offload_prompt_only:
-            computed_tokens = min(computed_tokens, request.num_prompt_tokens)
+            last_token = min(last_token, request.num_prompt_tokens)
+        if state.stale or not last_token:
+            state.offer_at = NO_LIMIT
+            return
+        computed_tokens = min(computed_tokens, last_token)
         for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
             # Tokens without a hash are guesses of a drafter or not sampled yet.
             hashed = len(request.block_hashes) // group.hashes_per_chunk
@@ -62,19 +65,20 @@ class StorePlanner:
                 chunk_count = min(chunk_count, group.full_chunks(request.num_prompt_tokens))
             if chunk_count > group_state.next_stored_chunk_idx and not self._still_refused(state):
                 self._offer(state, group_state, group, chunk_count, now_s)
-        state.offer_at = self._next_offer(state)
+        state.offer_at = self._next_offer(state, last_token)
 
-    def _next_offer(self, state: RequestOffloadState) -> int:
+    def _next_offer(self, state: RequestOffloadState, last_token: int) -> int:
         """Say how many tokens have to be computed before there is anything new to offer."""
         prompt_tokens, offers = state.request.num_prompt_tokens, []
         for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
             tokens = (group_state.next_stored_chunk_idx + 1) * group.tokens_per_chunk
+            if tokens > last_token:
+                continue
             if tokens > prompt_tokens:
-                if self._config.offload_prompt_only:
-                    continue
+                # What a limit cuts off is offered when the request ends.
                 tokens += (self._piece(group) - 1) * group.tokens_per_chunk
             offers.append(tokens)
-        return min(offers, default=NEVER)
+        return min(offers, default=NO_LIMIT)
 
     def _piece(self, group: GroupGeometry) -> int:
         """Chunks of what is generated that are offered together."""
