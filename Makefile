@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo test check bench clean
+.PHONY: help setup demo test sim check bench clean
 
 help: ## what can be run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -19,6 +19,9 @@ demo: setup ## the main job: three real servers, one conversation, a table and a
 
 test: setup ## units, the harness around vLLM's real scheduler, and the real engine
 	@$(BIN)/python -m pytest tests
+
+sim: setup ## random walks over vLLM's real schedulers, with faults (STEPS=n, SEED=n)
+	@$(BIN)/python -m kvtide.vllm.testing.sim $(if $(STEPS),--steps $(STEPS),) $(if $(SEED),--seed $(SEED),)
 
 check: setup ## formatting, lint, types, import contracts
 	@$(BIN)/ruff format --check .

@@ -1,6 +1,8 @@
 """Shipped for authors of parts: doubles that inject faults or decide when things happen, and a suite."""
 
+from kvtide.testing.clock import VirtualClock
 from kvtide.testing.compared_host import ComparedHost
+from kvtide.testing.faulty import Ending, Fate, FaultPlan, FaultyDevice
 from kvtide.testing.held import HeldDevice
 from kvtide.testing.naive_host import NaiveHost
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
@@ -9,6 +11,10 @@ from kvtide.testing.workloads import RandomDay
 
 __all__ = [
     "ComparedHost",
+    "Ending",
+    "Fate",
+    "FaultPlan",
+    "FaultyDevice",
     "HeldDevice",
     "NaiveARC",
     "NaiveHost",
@@ -16,4 +22,5 @@ __all__ = [
     "NaivePolicy",
     "PolicyTests",
     "RandomDay",
+    "VirtualClock",
 ]

@@ -1,12 +1,12 @@
-"""A model that can tell when its KV cache is wrong.
+"""A model whose KV of a token is a number derived from everything that determines it.
 
-Writes into each token's place in a block what the whole prefix up to it demands, and reads it back before
-every forward. Judges bytes; knows nothing of the connector, its books or its jobs.
+Knows tokens; does not know blocks, bytes or who looks.
 """
 
+import zlib
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 62) - 1
@@ -17,57 +17,31 @@ class WrongBytesError(AssertionError):
 
 
 class PatternModel:
-    """One full-attention group whose KV of a token is a number derived from all tokens up to it.
+    """Every token's state depends on all tokens up to it, on the adapter and on the cache salt.
 
-    Attributes:
-        kv_caches: Per layer ``int64[num_blocks, 1, tokens_per_block, 1]``, views of one storage.
+    The salt does not change what a model computes; here it does, so that a prefix which crosses from one
+    salt to another is seen.
     """
 
     VOCABULARY = 97
 
-    def __init__(self, layer_names: Sequence[str], num_blocks: int, tokens_per_block: int, block_first: bool):
-        self.tokens_per_block = tokens_per_block
-        layers = len(layer_names)
-        if block_first:
-            storage = torch.zeros(num_blocks, layers, 1, tokens_per_block, 1, dtype=torch.int64)
-            views = [storage[:, layer] for layer in range(layers)]
-        else:
-            storage = torch.zeros(layers, num_blocks, 1, tokens_per_block, 1, dtype=torch.int64)
-            views = list(storage)
-        self.kv_caches = dict(zip(layer_names, views, strict=True))
-
-    def forward(self, tokens: Sequence[int], begin: int, end: int, block_ids: Sequence[int], who: str) -> int:
-        """Compute ``tokens[begin:end]`` on top of what the blocks hold for the tokens before.
+    @classmethod
+    def run(cls, prompt: Sequence[int], count: int, identity: str = "") -> tuple[list[int], np.ndarray]:
+        """Generate ``count`` tokens without any cache.
 
         Returns:
-            The next token.
-
-        Raises:
-            WrongBytesError: A block does not hold what the tokens before ``begin`` demand.
+            Prompt and generated tokens, and ``uint64[len(prompt) + count]``: their states.
         """
-        demanded = self._prefix_states(tokens[:end])
-        for layer_index, (name, cache) in enumerate(self.kv_caches.items()):
-            for position, state in enumerate(demanded):
-                block_id = block_ids[position // self.tokens_per_block]
-                place = cache[block_id, 0, position % self.tokens_per_block]
-                if position >= begin:
-                    place[0] = state + layer_index
-                elif int(place[0]) != state + layer_index:
-                    raise WrongBytesError(f"{who}: token {position}, block {block_id}, layer {name}")
-        return demanded[-1] % self.VOCABULARY
+        tokens, states = list(prompt), []
+        state = zlib.crc32(identity.encode()) + 1 if identity else 1
+        for index in range(len(prompt) + count):
+            if index == len(tokens):
+                tokens.append(state % cls.VOCABULARY)
+            state = (state * _MULTIPLIER + tokens[index] + 1) & _MASK
+            states.append(state)
+        return tokens, np.array(states, dtype=np.uint64)
 
     @classmethod
-    def answer(cls, prompt: Sequence[int], count: int) -> list[int]:
+    def answer(cls, prompt: Sequence[int], count: int, identity: str = "") -> list[int]:
         """What a run without any cache would generate."""
-        tokens = list(prompt)
-        for _ in range(count):
-            tokens.append(cls._prefix_states(tokens)[-1] % cls.VOCABULARY)
-        return tokens[len(prompt) :]
-
-    @staticmethod
-    def _prefix_states(tokens: Sequence[int]) -> list[int]:
-        state, states = 1, []
-        for token in tokens:
-            state = (state * _MULTIPLIER + token + 1) & _MASK
-            states.append(state)
-        return states
+        return cls.run(prompt, count, identity)[0][len(prompt) :]

@@ -1,0 +1,143 @@
+"""What is asked of an engine in a walk: prompts that share, repeat, continue, and some that do not fit.
+
+Draws requests from a seed and remembers them; does not know what becomes of them.
+"""
+
+import random
+from dataclasses import dataclass, field
+from typing import Any
+
+from vllm.lora.request import LoRARequest
+
+from kvtide.vllm.testing.model import PatternModel
+from kvtide.vllm.testing.shape import EngineShape, Siblings
+from kvtide.vllm.testing.sibling import HELD
+
+ADAPTERS = tuple(LoRARequest(name, index + 1, f"adapters/{name}") for index, name in enumerate("ab"))
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What beside the tokens determines the KV."""
+
+    lora_request: LoRARequest | None = None
+    cache_salt: str | None = None
+
+    @property
+    def name(self) -> str:
+        """As the engine under test calls it."""
+        adapter = self.lora_request.lora_name if self.lora_request is not None else ""
+        return f"{adapter}/{self.cache_salt}" if adapter or self.cache_salt else ""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One request.
+
+    Attributes:
+        kind: For counting.
+        prompt: Its tokens.
+        max_tokens: To generate.
+        identity: What beside the tokens determines the KV.
+        arguments: The rest of ``ModelEngine.add``.
+    """
+
+    kind: str
+    prompt: list[int]
+    max_tokens: int
+    identity: Identity = Identity()
+    arguments: dict[str, Any] = field(default_factory=dict)
+
+    def answer(self) -> list[int]:
+        """What a run without any cache generates."""
+        return PatternModel.answer(self.prompt, self.max_tokens, self.identity.name)
+
+    def all_arguments(self) -> dict[str, Any]:
+        """For ``ModelEngine.add``."""
+        return {
+            "lora_request": self.identity.lora_request,
+            "cache_salt": self.identity.cache_salt,
+            **self.arguments,
+        }
+
+
+class Asker:
+    """Draws requests that fit the device.
+
+    Args:
+        chance: The only source of choice.
+        shape: Of the engine.
+    """
+
+    def __init__(self, chance: random.Random, shape: EngineShape) -> None:
+        self._chance = chance
+        self._shape = shape
+        self._longest = min((shape.num_blocks - 3) * shape.tokens_per_block, 360)
+        self._stems: list[tuple[list[int], Identity]] = []
+        self._asked: list[Ask] = []
+
+    def new_day(self) -> None:
+        """Other stems; some of what was asked before is remembered."""
+        chance = self._chance
+        self._asked = self._asked[-chance.randrange(1, 8) :]
+        self._stems = []
+        for _ in range(chance.randrange(1, 5)):
+            identity = Identity(
+                chance.choice((None, None, None, None, *ADAPTERS)),
+                chance.choice((None, None, None, None, "salt", "pepper")),
+            )
+            self._stems.append((self._tokens(chance.randrange(self._longest // 2)), identity))
+
+    def draw(self) -> Ask:
+        """Draw one request."""
+        ask = self._drawn()
+        self._asked.append(ask)
+        return ask
+
+    def _drawn(self) -> Ask:
+        chance, identity = self._chance, Identity()
+        kind = chance.choices(
+            ("stem", "session", "repeat", "one token", "long", "new"), (36, 24, 16, 3, 4, 8)
+        )[0]
+        if kind in ("session", "repeat") and not self._asked:
+            kind = "new"
+        match kind:
+            case "stem":
+                stem, identity = chance.choice(self._stems)
+                prompt = stem + self._tokens(chance.randrange(1, 14))
+            case "session":
+                earlier = chance.choice(self._asked[-12:])
+                identity = earlier.identity
+                generated = earlier.answer()[: chance.randrange(earlier.max_tokens + 1)]
+                prompt = earlier.prompt + generated + self._tokens(chance.randrange(1, 9))
+            case "repeat":
+                earlier = chance.choice(self._asked[-12:])
+                prompt, identity = earlier.prompt, earlier.identity
+            case "one token":
+                prompt = self._tokens(1)
+            case "long":
+                prompt = self._tokens(self._longest)
+            case _:
+                prompt = self._tokens(chance.randrange(1, 40))
+        max_tokens = chance.choice((1, 1, 2, 3, 5, 8, 13, 24))
+        max_tokens = min(max_tokens, self._longest // 4)
+        prompt = prompt[: self._longest - max_tokens]
+        return Ask(kind, prompt, max_tokens, identity, self._arguments(len(prompt)))
+
+    def _arguments(self, prompt_tokens: int) -> dict[str, Any]:
+        chance, arguments = self._chance, {}
+        if chance.random() < 0.05:
+            arguments["prompt_logprobs"] = 1
+        elif chance.random() < 0.05:
+            arguments["skip_reading_prefix_cache"] = True
+        if self._shape.priority:
+            arguments["priority"] = chance.randrange(3)
+        held = (prompt_tokens - 1) // self._shape.tokens_per_block
+        if self._shape.siblings is not Siblings.NONE and held and chance.random() < 0.25:
+            tokens = chance.randrange(1, held + 1) * self._shape.tokens_per_block
+            arguments["extra_args"] = {"kv_transfer_params": {HELD: tokens}}
+        return arguments
+
+    def _tokens(self, count: int) -> list[int]:
+        # Few different ones at the beginning, so that prompts share by chance too.
+        return [self._chance.randrange(3 if index < 2 else 90) for index in range(count)]

@@ -1,0 +1,83 @@
+"""The configurations a simulation goes through, and what a seed adds to one.
+
+A configuration fixes what the table of all of them is about; what is left (layout, chunks, limits, budget of
+a step) is drawn from the seed.
+"""
+
+import itertools
+import random
+from dataclasses import dataclass
+
+from kvtide.vllm.testing.memory import GroupShape
+from kvtide.vllm.testing.shape import EngineShape, Runner, Siblings
+
+FLUSH_LIMIT_S = 0.02
+"""Of the engines under test; a step may wait so long for a copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Configuration:
+    """One row of the table.
+
+    Attributes:
+        asynchronous: ``AsyncScheduler``.
+        runner: In whose order the workers are called.
+        rank_count: Ranks.
+        small: Pools in which requests preempt one another and chunks leave all the time.
+        policy: Who leaves the host pool.
+    """
+
+    asynchronous: bool
+    runner: Runner
+    rank_count: int
+    small: bool
+    policy: str
+
+    @property
+    def name(self) -> str:
+        """Short, and accepted by ``named``."""
+        kind, size = "async" if self.asynchronous else "sync", "small" if self.small else "large"
+        return f"{kind}/{self.runner.value}/{self.rank_count}/{size}/{self.policy}"
+
+    def shape(self, chance: random.Random) -> EngineShape:
+        """Draw the rest."""
+        tokens_per_block = chance.choice((2, 4, 4, 8))
+        layers = tuple(f"layers.{index}" for index in range(chance.choice((1, 2, 3))))
+        return EngineShape(
+            chance.choice((22, 30, 44) if self.small else (130, 200, 260)),
+            (GroupShape(layers, tokens_per_block),),
+            self.asynchronous,
+            self.runner,
+            self.rank_count,
+            block_first=chance.random() < 0.5,
+            budget_tokens=chance.choice((17, 33, 64, 129) if self.small else (33, 64, 129, 256)),
+            priority=chance.random() < 0.3,
+            siblings=chance.choice((Siblings.NONE, Siblings.NONE, Siblings.BEFORE, Siblings.AFTER)),
+            host_pages=chance.choice((1, 1, 2) if self.small else (1, 8, 32)),
+            settings={
+                "eviction_policy": self.policy,
+                "blocks_per_chunk": chance.choice((1, 1, 2, 3)),
+                "store_threshold": chance.choice((1, 1, 1, 2)),
+                "offload_prompt_only": chance.random() < 0.15,
+                "flush_limit_s": FLUSH_LIMIT_S,
+                "defer_limit_s": chance.choice((0.0, 0.05, 0.5)),
+                "transfer_deadline_s": chance.choice((0.3, 2.0)),
+                "store_queue": chance.choice((4096, 1 << 20, 1 << 20)),
+                "self_test": chance.random() < 0.2,
+            },
+        )
+
+
+CONFIGURATIONS = tuple(
+    Configuration(*values)
+    for values in itertools.product((False, True), tuple(Runner), (1, 2, 4), (True, False), ("lru", "arc"))
+)
+
+
+def named(name: str) -> Configuration:
+    """Find a configuration.
+
+    Raises:
+        KeyError: There is none of this name.
+    """
+    return {one.name: one for one in CONFIGURATIONS}[name]

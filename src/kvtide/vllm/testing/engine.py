@@ -1,0 +1,344 @@
+"""vLLM's own ``Scheduler`` or ``AsyncScheduler`` driving the production connector, both roles, over N ranks.
+
+Real classes, real cache manager, real block pool, real hashes; the forward is a pattern that the oracle
+writes and judges, and whoever builds the engine decides who copies. What the CPU backend cannot show
+(asynchronous scheduling, the newer runner's order of calls, ranks) is shown here.
+"""
+
+import random
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from vllm.sampling_params import SamplingParams
+from vllm.utils.hashing import get_hash_fn_by_name
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_request_block_hasher, init_none_hash
+from vllm.v1.core.sched.async_scheduler import AsyncScheduler
+from vllm.v1.core.sched.output import SchedulerOutput
+from vllm.v1.core.sched.scheduler import Scheduler
+from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.request import Request, RequestStatus
+from vllm.v1.structured_output import StructuredOutputManager
+
+from kvtide.metrics import MetricsDelta
+from kvtide.testing.clock import VirtualClock
+from kvtide.vllm.plugin import CONNECTOR_NAME
+from kvtide.vllm.testing.memory import DeviceMemory, places_of
+from kvtide.vllm.testing.oracle import Oracle, Span
+from kvtide.vllm.testing.ranks import (
+    Copiers,
+    RankAnswers,
+    build_ranks,
+    own_connector,
+    results_of,
+    siblings_of,
+    use_clock,
+)
+from kvtide.vllm.testing.shape import EngineShape, Runner
+from kvtide.vllm.testing.sibling import SiblingLoad
+from kvtide.vllm.testing.tables import WorkerTables
+
+HOOKS = (
+    "on_new_request",
+    "get_num_new_matched_tokens",
+    "update_state_after_alloc",
+    "build_connector_meta",
+    "update_connector_output",
+    "request_finished_all_groups",
+    "take_events",
+    "has_pending_push_work",
+    "reset_cache",
+    "handle_preemptions",
+    "start_load_kv",
+    "wait_for_save",
+    "get_transfer_results",
+    "build_connector_worker_meta",
+    "get_kv_connector_stats",
+)
+
+
+class ModelEngine:
+    """An engine that is stepped by hand.
+
+    Args:
+        folder: An empty folder, for a model configuration.
+        shape: What it looks like.
+        copiers: Who copies.
+        clock: Virtual time for the connector; None for the real one, and CPU time for hooks.
+        chance: Decides what nobody else does: answers that are late, a sibling's loads.
+
+    Attributes:
+        scheduler: vLLM's.
+        connector: Ours, in the scheduler's role.
+        oracle: Judges bytes.
+        answers: Joins what the ranks say.
+        between: Called at points of a step where copies may go on; may be replaced.
+        longest_hook_s: Seconds of the slowest call of any connector hook, and its name.
+        outputs: Tokens generated so far, per request.
+        errors: Requests that ended with an error.
+        counted: What the connector counted, both roles.
+        checked_loads: Loads whose bytes were looked at, over all ranks.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        shape: EngineShape,
+        copiers: Copiers,
+        clock: VirtualClock | None = None,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.shape = shape
+        self._memory = DeviceMemory(shape.groups, shape.num_blocks, shape.rank_count, shape.block_first)
+        self.oracle = Oracle(self._memory)
+        self.answers = RankAnswers(shape.rank_count, chance or random.Random(0))
+        config, kv_cache_config = shape.vllm_config(folder), shape.kv_cache_config()
+        self.ranks = build_ranks(config, kv_cache_config, self._memory, copiers)
+        for rank, one in enumerate(siblings_of(self.ranks)):
+            one.bring, one.chance = self._bringing(rank), chance or random.Random(0)
+        use_clock(clock or time)
+        kind = AsyncScheduler if shape.asynchronous else Scheduler
+        self.scheduler = kind(
+            config,
+            kv_cache_config,
+            StructuredOutputManager(config),
+            shape.tokens_per_block,
+            hash_block_size=shape.tokens_per_block,
+            log_stats=True,
+        )
+        # Decided by platform and environment; here by the shape.
+        self.scheduler.use_v2_model_runner = shape.runner is Runner.V2
+        self.connector = own_connector(self.scheduler.connector)
+        self.between: Callable[[], None] = lambda: None
+        self.longest_hook_s: tuple[float, str] = (0.0, "")
+        self._meter = time.thread_time if clock is None else clock.monotonic
+        for hooks in (self.connector, *map(own_connector, self.ranks)):
+            self._watch(hooks)
+        hash_function = get_hash_fn_by_name("sha256")
+        init_none_hash(hash_function)
+        self._hasher = get_request_block_hasher(shape.tokens_per_block, hash_function)
+        self._tables = WorkerTables(shape.groups)
+        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._depth = 2 if shape.asynchronous else 1
+        self._requests: dict[str, Request] = {}
+        self._arrivals = 0
+        self.outputs: dict[str, list[int]] = {}
+        self.errors: list[str] = []
+        self.counted = MetricsDelta()
+        self.checked_loads = 0
+        while self.connector._deciding._manager.capacity == 0:
+            self.step()  # the pool is known from the first answers on
+
+    # -- the engine's front ---------------------------------------------------------------------------
+
+    def add(
+        self,
+        request_id: str,
+        prompt: Sequence[int],
+        max_tokens: int = 1,
+        *,
+        lora_request: Any = None,
+        cache_salt: str | None = None,
+        priority: int = 0,
+        **arguments: Any,
+    ) -> Request:
+        """Queue a request; other arguments are of ``SamplingParams``."""
+        adapter = lora_request.lora_name if lora_request is not None else ""
+        identity = f"{adapter}/{cache_salt}" if adapter or cache_salt else ""
+        self.oracle.expect(request_id, prompt, max_tokens, identity)
+        request = Request(
+            request_id=request_id,
+            prompt_token_ids=list(prompt),
+            sampling_params=SamplingParams(
+                temperature=0.0, max_tokens=max_tokens, ignore_eos=True, **arguments
+            ),
+            pooling_params=None,
+            arrival_time=float(self._arrivals),
+            lora_request=lora_request,
+            cache_salt=cache_salt,
+            priority=priority,
+            block_hasher=self._hasher,
+        )
+        self._arrivals += 1
+        self._requests[request_id] = request
+        self.outputs[request_id] = []
+        self.scheduler.add_request(request)
+        return request
+
+    def abort(self, request_id: str) -> None:
+        """Abort a request in whatever phase it is."""
+        self.scheduler.finish_requests(request_id, RequestStatus.FINISHED_ABORTED)
+
+    def step(self) -> SchedulerOutput:
+        """Plan and compute one step; take in results as late as the kind of scheduling allows."""
+        step = self.scheduler.schedule()
+        self._queue.append((step, self._execute(step)))
+        while len(self._queue) >= self._depth:
+            self.update()
+        return step
+
+    def update(self) -> bool:
+        """Take in the results of the oldest step; False when there is none."""
+        if not self._queue:
+            return False
+        step, output = self._queue.popleft()
+        for outputs in self.scheduler.update_from_output(step, output).values():
+            stats = outputs.scheduler_stats
+            if stats is not None and stats.kv_connector_stats:
+                self._count(stats.kv_connector_stats)
+            for one in outputs.outputs:
+                self.outputs[one.request_id] += one.new_token_ids
+                if one.finish_reason is not None and "error" in str(one.finish_reason).lower():
+                    self.errors.append(one.request_id)
+        return True
+
+    @property
+    def busy(self) -> bool:
+        """Whether the engine would step, or has results to take in."""
+        return bool(self._queue) or self.scheduler.has_requests()
+
+    def check(self) -> None:
+        """Check the connector's books."""
+        self.connector._deciding.check_invariants()
+
+    def describe(self) -> dict[str, int]:
+        """What the connector has open, by its own account."""
+        deciding = self.connector._deciding
+        return {
+            "open jobs": len(deciding._jobs),
+            "fences": len(deciding._jobs.fences.job_ids()),
+            "pinned slots": deciding._manager.pinned_count,
+            "request states": len(deciding._requests),
+        }
+
+    def check_cached(self) -> int:
+        """Check the bytes of every block that the engine offers to whoever asks for its hash."""
+        for request_id, request in self._requests.items():
+            self.oracle.note_hashes(request_id, request.block_hashes, self.shape.tokens_per_block)
+        cached = {
+            block.block_id: get_block_hash(block.block_hash)
+            for block in self.scheduler.kv_cache_manager.block_pool.blocks
+            if block.block_hash is not None
+        }
+        return self.oracle.check_cached(0, cached)
+
+    def forget(self) -> None:
+        """Forget requests that have ended; the engine is idle."""
+        self.outputs.clear()
+        self._requests.clear()
+        self.oracle.forget()
+
+    def close(self) -> None:
+        """End; the process has its own clock again."""
+        for rank in self.ranks:
+            rank.shutdown()
+        use_clock(time)
+
+    # -- a step, in the order of vLLM's model runners ---------------------------------------------------
+
+    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
+        ranks, metadata, runner = self.ranks, step.kv_connector_metadata, self.shape.runner
+        self.between()
+        if runner is Runner.V2:
+            self._prepare_blocks(step)
+        for rank in ranks:
+            rank.handle_preemptions(metadata)
+        if runner is not Runner.V2:
+            self._prepare_blocks(step)
+        for rank in ranks:
+            rank.bind_connector_metadata(metadata)
+        self.between()
+        sampled = self._forward(step)
+        self.between()
+        for rank in ranks:
+            rank.start_load_kv(None)
+        if runner is not Runner.V1_DRAFTING:
+            for rank in ranks:
+                rank.wait_for_save()
+        self.between()
+        output = self.answers.joined([self._results(index, step) for index in range(len(ranks))])
+        for rank in ranks:
+            if runner is Runner.V1_DRAFTING:
+                rank.wait_for_save()
+            rank.clear_connector_metadata()
+        req_ids = list(sampled)
+        return ModelRunnerOutput(
+            req_ids,
+            {request_id: index for index, request_id in enumerate(req_ids)},
+            list(sampled.values()),
+            kv_connector_output=output,
+        )
+
+    def _prepare_blocks(self, step: SchedulerOutput) -> None:
+        """Zero new blocks and copy blocks, for models that need it."""
+        if step.new_block_ids_to_zero:
+            self._memory.clear(0, step.new_block_ids_to_zero)
+        for copy in step.kv_cache_block_copies or ():
+            raise NotImplementedError(f"{copy}: no group of this engine copies blocks")
+
+    def _forward(self, step: SchedulerOutput) -> dict[str, list[int]]:
+        self._tables.follow(step, self.scheduler.requests)
+        spans, sampled = [], {}
+        for request_id, count in step.num_scheduled_tokens.items():
+            begin, places = self._tables.begin(request_id)
+            spans.append(Span(request_id, begin, begin + count, places))
+            sampled[request_id] = self._tables.sample(
+                request_id, begin + count, self.oracle.demanded(request_id).tokens
+            )
+        if spans:
+            self.oracle.write(spans)
+            self.between()
+            self.oracle.read(spans)
+        return sampled
+
+    def _results(self, rank: int, step: SchedulerOutput) -> KVConnectorOutput:
+        output = results_of(self.ranks[rank], step.finished_req_ids)
+        for request_id in (output.finished_recving or set()) - output.failed_recving:
+            request = self.scheduler.requests.get(request_id)
+            if request is not None:
+                tables = self.scheduler.kv_cache_manager.get_block_ids(request_id)
+                self.oracle.check_loaded(rank, request_id, self._places(tables), request.num_computed_tokens)
+                self.checked_loads += 1
+        return output
+
+    def _places(self, tables: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        return [
+            places_of(table, group.tokens_per_block)
+            for table, group in zip(tables, self.shape.groups, strict=True)
+        ]
+
+    def _bringing(self, rank: int) -> Callable[[SiblingLoad, bool], None]:
+        def bring(load: SiblingLoad, right: bool) -> None:
+            # What fails has brought something, but not all of it.
+            end = load.end if right else (load.begin + load.end) // 2
+            places = self._places(load.block_ids)
+            self.oracle.write_loaded(rank, load.request_id, places, range(load.begin, end))
+
+        return bring
+
+    # -- watching ---------------------------------------------------------------------------------------
+
+    def _count(self, stats: Any) -> None:
+        own = stats.get(CONNECTOR_NAME, stats)
+        data = getattr(own, "data", own)
+        self.counted.merge(data.get("data", data) if isinstance(data, dict) else data)
+
+    def _watch(self, connector: Any) -> None:
+        """Take the time of every hook: CPU time, since what it waits for is the copier's; or virtual time."""
+
+        def watched(name: str, hook: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                began_s = self._meter()
+                result = hook(*args, **kwargs)
+                took_s = self._meter() - began_s
+                if took_s > self.longest_hook_s[0]:
+                    self.longest_hook_s = took_s, name
+                return result
+
+            return call
+
+        for name in HOOKS:
+            setattr(connector, name, watched(name, getattr(connector, name)))

@@ -1,0 +1,243 @@
+"""Walks through all configurations, as many steps as asked for, and says what happened.
+
+``python -m kvtide.vllm.testing.sim --steps 200000 --seed 1`` or ``make sim``. Every walk is repeated by its
+configuration, seed and length; a walk that ends badly prints the command that repeats it.
+"""
+
+import argparse
+import logging
+import multiprocessing
+import os
+import sys
+import time
+import traceback
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import dataclass, field
+
+from kvtide.testing.faulty import KINDS
+from kvtide.vllm.testing.configuration import CONFIGURATIONS, Configuration, named
+from kvtide.vllm.testing.model import WrongBytesError
+from kvtide.vllm.testing.rest import LeakError
+from kvtide.vllm.testing.walk import Report, Walk
+
+STEPS = 180_000
+"""Of all configurations together: under three minutes on two cores."""
+
+WALK_STEPS = 1250
+"""Of one walk, at most; then an engine is built anew."""
+
+MUST_HAPPEN = (
+    *(f"copy: {kind}" for kind in KINDS),
+    "preemption",
+    "flush",
+    "job: store",
+    "job: load",
+    "load behind a store",
+    "late answer",
+    "cancelled unbegun",
+    "cancelled begun",
+    "past its deadline",
+    "wait timed out",
+    "released",
+    "slept beside a wedged store",
+    "asleep",
+    "abort: waiting",
+    "abort: running",
+    "abort: preempted",
+    "abort: waiting_for_remote_kvs",
+    "reset: device done",
+    "reset: device refused",
+    "reset: connector",
+    "reset: running",
+    "reset: running refused",
+    "time jumps",
+    "results early",
+    "ask: stem",
+    "ask: session",
+    "ask: repeat",
+    "ask: one token",
+    "ask: long",
+    "ask: new",
+    "ask: prompt_logprobs",
+    "ask: skip_reading_prefix_cache",
+    "ask: priority",
+    "ask: extra_args",
+    "ask: adapter or salt",
+    "hit again",
+    "load checked",
+    "cached blocks checked",
+    "counted: evicted_chunks",
+    "counted: failed_load_requests",
+    "counted: deferred_lookups",
+    "counted: skipped_store_chunks|pool_full",
+    "counted: skipped_store_chunks|queue_full",
+    "counted: skipped_store_chunks|below_threshold",
+)
+"""A simulation in which one of these did not happen proves less than it says."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A walk that ended badly.
+
+    Attributes:
+        configuration: Its name.
+        seed: Its seed.
+        steps: Its length.
+        kind: ``wrong bytes``, ``hangs`` or ``leaks``.
+        text: What happened.
+    """
+
+    configuration: str
+    seed: int
+    steps: int
+    kind: str
+    text: str
+
+    @property
+    def command(self) -> str:
+        """Repeats it."""
+        return (
+            f"python -m kvtide.vllm.testing.sim --configuration {self.configuration} --seed {self.seed}"
+            f" --steps {self.steps} --walk-steps {self.steps}"
+        )
+
+
+@dataclass(slots=True)
+class Total:
+    """What all walks saw."""
+
+    report: Report = field(default_factory=Report)
+    failures: list[Failure] = field(default_factory=list)
+
+    def last_line(self) -> str:
+        """Everything that matters."""
+        kinds = Counter(failure.kind for failure in self.failures)
+        report = self.report
+        return (
+            f"steps {report.steps}, requests {report.requests}, loads {report.loads}, faults {report.faults},"
+            f" wrong bytes {kinds['wrong bytes']}, hangs {kinds['hangs']}, leaks {kinds['leaks']}"
+        )
+
+
+def walk(configuration: str, seed: int, steps: int) -> tuple[Report, Failure | None]:
+    """Walk once; a bad end is a value."""
+    report = Report()
+    try:
+        one = Walk(named(configuration), seed)
+        report = one.report
+        one.run(steps)
+    except WrongBytesError as error:
+        return report, Failure(configuration, seed, steps, "wrong bytes", _told(error))
+    except LeakError as error:
+        return report, Failure(configuration, seed, steps, "leaks", _told(error))
+    except Exception as error:
+        # An engine that dies leaves every request hanging.
+        return report, Failure(configuration, seed, steps, "hangs", _told(error))
+    return report, None
+
+
+def _told(error: Exception) -> str:
+    lines = traceback.format_exception(error)
+    return "".join(lines[-6:]).rstrip()
+
+
+def plan(
+    configurations: Sequence[Configuration], seed: int, steps: int, walk_steps: int
+) -> Iterator[tuple[str, int, int]]:
+    """Share out the steps: configuration, seed and length of each walk."""
+    left = {one.name: -(-steps // len(configurations)) for one in configurations}
+    while left:
+        for name in list(left):
+            length = min(walk_steps, left[name])
+            yield name, seed, length
+            left[name] -= length
+            if left[name] <= 0:
+                del left[name]
+        seed += 1
+
+
+def simulate(walks: Iterable[tuple[str, int, int]], processes: int) -> Total:
+    """Run the walks, telling how it goes."""
+    total, began_s, told_s = Total(), time.monotonic(), time.monotonic()
+    for report, failure in _results(list(walks), processes):
+        total.report.add(report)
+        if failure is not None:
+            total.failures.append(failure)
+            print(f"{failure.kind}: {failure.configuration}, seed {failure.seed}")
+            print(failure.text)
+            print(f"repeat with: {failure.command}", flush=True)
+        if time.monotonic() - told_s > 10:
+            told_s = time.monotonic()
+            print(f"{told_s - began_s:6.0f} s  {total.last_line()}", flush=True)
+    seconds = time.monotonic() - began_s
+    print(f"{total.report.steps / max(seconds, 1e-9):.0f} steps a second, {seconds:.0f} s")
+    return total
+
+
+def _results(walks: list[tuple[str, int, int]], processes: int) -> Iterator[tuple[Report, Failure | None]]:
+    if processes < 2 or len(walks) < 2:
+        for one in walks:
+            yield walk(*one)
+        return
+    # Forked: importing vLLM takes longer than many walks.
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("fork"), _quiet) as pool:
+        for future in as_completed([pool.submit(walk, *one) for one in walks]):
+            yield future.result()
+
+
+def _quiet() -> None:
+    """What goes wrong on purpose is not worth a line each time."""
+    for name in ("vllm", "kvtide"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    import torch
+
+    torch.set_num_threads(1)
+
+
+def show(total: Total) -> None:
+    """Print how often everything happened."""
+    happened = total.report.happened
+    for name in sorted({*happened, *MUST_HAPPEN}):
+        print(f"  {name:48s} {happened[name]:10d}")
+    share = total.report.token_steps / max(1, total.report.steps)
+    print(f"steps that scheduled tokens: {100 * share:.0f} %, tokens hit: {total.report.hit_tokens}")
+    never = [name for name in MUST_HAPPEN if not happened[name]]
+    if never:
+        print(f"never happened: {', '.join(never)}")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; 1 when a promise was broken."""
+    parser = argparse.ArgumentParser(prog="python -m kvtide.vllm.testing.sim", description=__doc__)
+    parser.add_argument("--steps", type=int, default=STEPS, help="of all configurations together")
+    parser.add_argument("--seed", type=int, default=1, help="of the first walk of each configuration")
+    parser.add_argument("--configuration", action="append", help="one of --list; may be given several times")
+    parser.add_argument("--walk-steps", type=int, default=WALK_STEPS, help="length of a walk, at most")
+    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--list", action="store_true", help="name the configurations and end")
+    asked = parser.parse_args(arguments)
+    if asked.list:
+        print("\n".join(one.name for one in CONFIGURATIONS))
+        return 0
+    if os.environ.get("PYTHONHASHSEED") != "0":
+        # Sets of names are walked through in another order each time otherwise.
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, "-m", "kvtide.vllm.testing.sim", *sys.argv[1:]])
+    _quiet()
+    chosen = [named(name) for name in asked.configuration] if asked.configuration else CONFIGURATIONS
+    print(
+        f"{len(chosen)} configurations, seed {asked.seed}, {asked.steps} steps, {asked.processes} processes"
+    )
+    total = simulate(plan(chosen, asked.seed, asked.steps, asked.walk_steps), asked.processes)
+    show(total)
+    for failure in total.failures:
+        print(f"{failure.kind}: {failure.command}")
+    print(total.last_line())
+    return 1 if total.failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
