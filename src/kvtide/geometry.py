@@ -16,6 +16,9 @@ class GroupKind(Enum):
     """What the layers of a group keep; values are vLLM's own names (``get_kv_cache_spec_kind``)."""
 
     FULL_ATTENTION = "full_attention"
+    MLA = "mla_attention"
+    SLIDING_WINDOW = "sliding_window"
+    SLIDING_WINDOW_MLA = "sliding_window_mla"
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,6 +31,7 @@ class GroupGeometry:
         tokens_per_block: Tokens one logical block spans (context parallelism included).
         blocks_per_chunk: Blocks that are offloaded as one.
         tokens_per_hash: Tokens one entry of ``request.block_hashes`` spans.
+        window_tokens: With a sliding window, tokens a query sees, itself included; None for all before it.
         tokens_per_chunk: Tokens one chunk spans.
         hashes_per_chunk: Entries of ``request.block_hashes`` one chunk spans.
     """
@@ -37,6 +41,7 @@ class GroupGeometry:
     tokens_per_block: int
     blocks_per_chunk: int
     tokens_per_hash: int
+    window_tokens: int | None = None
     tokens_per_chunk: int = field(init=False)
     hashes_per_chunk: int = field(init=False)
 
@@ -58,6 +63,19 @@ class GroupGeometry:
         """View chunks ``[start, stop)`` of a request."""
         return ChunkRun(block_hashes, self.group_index, self.hashes_per_chunk, start, stop)
 
+    @property
+    def window_chunks(self) -> int | None:
+        """Chunks before a whole number of chunks that a reader needs to continue there; None for all."""
+        if self.window_tokens is None:
+            return None
+        return -(-(self.window_tokens - 1) // self.tokens_per_chunk)
+
+    def first_needed_token(self, restored_tokens: int) -> int:
+        """First token whose KV a reader needs who continues after ``restored_tokens``."""
+        if self.window_tokens is None:
+            return 0
+        return max(0, restored_tokens - (self.window_tokens - 1))
+
     def full_chunks(self, token_count: int) -> int:
         """How many whole chunks ``token_count`` tokens fill."""
         return token_count // self.tokens_per_chunk
@@ -71,13 +89,22 @@ class KVGeometry:
         groups: The groups.
         shard_count: Ranks.
         restore_interval: Tokens between the points at which every group can be restored.
+        is_one_prefix: One group that needs all chunks before a point: what can be read is a prefix.
+        finest: The group with the smallest chunks.
     """
 
     groups: tuple[GroupGeometry, ...]
     shard_count: int = 1
     restore_interval: int = field(init=False)
+    is_one_prefix: bool = field(init=False)
+    finest: GroupGeometry = field(init=False)
 
     def __post_init__(self) -> None:
+        # Where groups differ, or look back a window, each must have what a reader needs.
+        several = len(self.groups) > 1 or any(group.window_tokens is not None for group in self.groups)
+        object.__setattr__(self, "is_one_prefix", not several)
+        finest = min(self.groups, key=lambda group: group.tokens_per_chunk)
+        object.__setattr__(self, "finest", finest)
         interval = math.lcm(*(group.tokens_per_chunk for group in self.groups))
         object.__setattr__(self, "restore_interval", interval)
 
@@ -99,7 +126,8 @@ def chunks_needed(group: GroupGeometry, computed_tokens: int, restored_tokens: i
     Returns:
         Chunk indices from the request's beginning; empty when nothing is needed.
     """
-    if restored_tokens <= computed_tokens:
+    # What a reader has computed it has kept, as far back as it looks.
+    begin = max(computed_tokens, group.first_needed_token(restored_tokens))
+    if restored_tokens <= begin:
         return range(0)
-    first = computed_tokens // group.tokens_per_chunk
-    return range(first, -(-restored_tokens // group.tokens_per_chunk))
+    return range(begin // group.tokens_per_chunk, -(-restored_tokens // group.tokens_per_chunk))

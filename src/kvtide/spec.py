@@ -70,7 +70,10 @@ class OffloadingSpec:
             ReuseFilter(config.store_threshold, config.store_filter_entries),
             metrics,
             with_events,
-            tuple(CatalogGroup(geometry.positions_per_chunk(group)) for group in geometry.groups),
+            tuple(
+                CatalogGroup(geometry.positions_per_chunk(group), group.window_chunks)
+                for group in geometry.groups
+            ),
         )
         limits = SchedulerOffloadConfig(
             geometry,

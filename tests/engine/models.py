@@ -16,6 +16,7 @@ RECIPE = 1
 """Part of every directory's name: another recipe must not meet the files of this one."""
 
 VOCAB_SIZE = 512
+WINDOW_TOKENS = 64
 SEED = 20
 # Wide enough that logits differ and greedy answers do not end in a loop of one token.
 _COMMON: dict[str, Any] = {
@@ -45,15 +46,38 @@ def qwen3() -> Path:
     return _saved("qwen3", lambda t: t.Qwen3Config(num_hidden_layers=3, **_DENSE))
 
 
+def gemma2() -> Path:
+    """Gemma 2: two layers with a sliding window, two with full attention."""
+    return _saved(
+        "gemma2",
+        lambda t: t.Gemma2Config(
+            num_hidden_layers=4, sliding_window=WINDOW_TOKENS, query_pre_attn_scalar=32, **_DENSE
+        ),
+    )
+
+
 def gemma3() -> Path:
-    """Gemma 3: sliding window and full attention, several KV cache groups. Configuration only."""
+    """Gemma 3: five layers with a sliding window, one with full attention; six KV cache groups."""
     layers = ["sliding_attention"] * 5 + ["full_attention"]
     return _saved(
-        "gemma3",
+        "gemma3-real",
         lambda t: t.Gemma3TextConfig(
-            num_hidden_layers=len(layers), layer_types=layers, sliding_window=64, **_DENSE
+            num_hidden_layers=len(layers), layer_types=layers, sliding_window=WINDOW_TOKENS, **_DENSE
         ),
-        "Gemma3ForCausalLM",
+    )
+
+
+def gpt_oss() -> Path:
+    """gpt-oss: one layer with a sliding window and one with full attention, with sinks and experts."""
+    return _saved(
+        "gpt-oss",
+        lambda t: t.GptOssConfig(
+            num_hidden_layers=2,
+            sliding_window=WINDOW_TOKENS,
+            num_local_experts=4,
+            num_experts_per_tok=2,
+            **(_DENSE | {"intermediate_size": 128}),
+        ),
     )
 
 

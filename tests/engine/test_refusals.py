@@ -16,9 +16,8 @@ from kvtide.errors import ConfigError, KVTideError, LayoutError
 
 POOL_BLOCKS = 64
 DUMMY = {"load_format": "dummy"}
-# vLLM wants a block size and a pool of its own for latent attention, and a larger pool for six layers.
+# vLLM wants a block size and a pool of its own for latent attention.
 MLA = DUMMY | {"block_size": None, "num_gpu_blocks_override": None}
-GEMMA3 = DUMMY | {"num_gpu_blocks_override": 512}
 FITS = {"host_memory": "24MiB"}
 
 
@@ -69,16 +68,6 @@ FITS = {"host_memory": "24MiB"}
             ConfigError,
             "kv_role = 'kv_producer': .*'kv_both' only",
             id="another role",
-        ),
-        pytest.param(
-            models.gemma3,
-            FITS,
-            {},
-            GEMMA3,
-            LayoutError,
-            "this model has [2-9] KV cache groups: .*sliding_window.*; .* one group of full_attention only."
-            " Serve the model without kvtide",
-            id="Gemma 3",
         ),
         pytest.param(
             models.mla,

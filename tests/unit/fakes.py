@@ -54,6 +54,7 @@ class FakeStep:
     scheduled_cached_reqs: FakeCached = field(default_factory=FakeCached)
     preempted_req_ids: set[str] | None = None
     kv_cache_block_copies: list[Any] | None = None
+    kv_connector_block_state: Any = None
 
     @property
     def total_num_scheduled_tokens(self) -> int:

@@ -73,6 +73,17 @@ class OffloadingManager(ABC):
         """Count the leading chunks that are ready. No pin, no recency, no other effect."""
 
     @abstractmethod
+    def restore_point(self, run: ChunkRun) -> int:
+        """Find the deepest chunk of ``run`` up to which every group has what a reader needs.
+
+        Args:
+            run: Of a group, from the beginning of the prompt.
+
+        Returns:
+            Chunks of that group; 0 when there is none. No effect.
+        """
+
+    @abstractmethod
     def prepare_load(self, run: ChunkRun, ctx: ReqContext) -> CPULoadStoreSpec:
         """Pin each chunk once more and say where it is.
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvtide.errors import ConfigError, IllegalTransitionError, MissingChunkError
+from kvtide.errors import IllegalTransitionError, MissingChunkError
 from kvtide.events import ChunkContent, OffloadingEvent
 from kvtide.jobs import CPULoadStoreSpec, Ids, ReqContext
 from kvtide.keys import ChunkRun, Medium, PackedKeys
@@ -48,6 +48,23 @@ class _Load:
     generation: int
 
 
+@dataclass(slots=True)
+class _Gap:
+    """Chunks ``[start, stop)`` that are missing.
+
+    Attributes:
+        pin: Of what they continue.
+        parent: The pending store they continue.
+        slot_before: Of the chunk before them.
+    """
+
+    start: int
+    stop: int
+    pin: int
+    parent: PendingStore | None = None
+    slot_before: int | None = None
+
+
 class CPUOffloadingManager(OffloadingManager):
     """Slots, pins, policy and events of the host pool.
 
@@ -57,9 +74,6 @@ class CPUOffloadingManager(OffloadingManager):
         metrics: Where to count.
         with_events: Whether anyone listens.
         groups: The KV cache groups.
-
-    Raises:
-        ConfigError: A group with a window: its chunks may be missing above others, which is not served yet.
     """
 
     def __init__(
@@ -70,9 +84,6 @@ class CPUOffloadingManager(OffloadingManager):
         with_events: bool = False,
         groups: Sequence[CatalogGroup] = (CatalogGroup(),),
     ) -> None:
-        windowed = [index for index, group in enumerate(groups) if group.window is not None]
-        if windowed:
-            raise ConfigError("groups", windowed, "give groups without a window")
         self._policy = policy
         # An empty filter is false: ask for None.
         self._admission = ReuseFilter(1, 1) if admission is None else admission
@@ -81,7 +92,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._groups = tuple(groups)
         self._catalog = Catalog(self._groups, (policy,))
         self._slots = ExtentAllocator(SLOTS_BEHIND_A_RUN)
-        self._pending = PendingStores()
+        self._pending = PendingStores([group.window is not None for group in groups])
         self._loads: dict[int, _Load] = {}  # by the identity of the spec, which is kept with it
         self._readers = np.zeros(0, dtype=np.int32)  # open loads, per slot
         self._pinned_count = 0
@@ -143,11 +154,16 @@ class CPUOffloadingManager(OffloadingManager):
         later = False
         if len(self._pending) and ready < len(run):
             missing = first = run.start + ready
-            if not ready:
+            if not ready and self._groups[run.group_index].window is None:
                 # The store that brings it may begin above the run.
                 first = self._catalog.resident(run.group_index, keys, 0, missing)
             later = self._pending.follow(run, first)[0] > missing
         return LookupResult(ready, later)
+
+    def restore_point(self, run: ChunkRun) -> int:
+        keys, _, stop = self._positions(run)
+        point = self._catalog.restore_point(keys, stop)
+        return point // self._groups[run.group_index].stride
 
     def prepare_load(self, run: ChunkRun, ctx: ReqContext) -> CPULoadStoreSpec:
         keys, _, stop = self._positions(run)
@@ -187,39 +203,66 @@ class CPUOffloadingManager(OffloadingManager):
     # -- writing --------------------------------------------------------------------------------
 
     def prepare_store(self, run: ChunkRun, ctx: ReqContext, limit: int | None = None) -> PrepareStoreOutput:
-        group = run.group_index
-        keys, _, _ = self._positions(run)
-        # The whole prefix has to be there, whatever the run begins with.
-        ready, pin, before = self._catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)
-        known, parent = self._pending.follow(run, ready)
+        gap = self._gap_of(run, ctx)
         evicted: PackedKeys = PackedKeys()
         wanted, refusal = 0, None
-        if run.start <= known < run.stop:
-            admitted = self._admission.admitted(run.between(known, run.stop), ctx.request_id)
+        if missing := gap.stop - gap.start:
+            admitted = self._admission.admitted(run.between(gap.start, gap.stop), ctx.request_id)
             wanted = admitted if limit is None else min(admitted, limit)
-            if wanted < run.stop - known:
+            if wanted < missing:
                 refusal = Refusal.QUEUE_FULL if wanted < admitted else Refusal.BELOW_THRESHOLD
         if wanted:
-            stride = self._groups[group].stride
-            self._catalog.recall(HOST, keys, known * stride, (known + wanted) * stride)
+            keys, stride = self._positions(run)[0], self._groups[run.group_index].stride
+            self._catalog.recall(HOST, keys, gap.start * stride, (gap.start + wanted) * stride)
             # What is extended is pinned, hence not evicted to make room.
             evicted = self._evict(wanted - self._slots.free_count)
             if self._slots.free_count < wanted:
                 wanted = self._slots.free_count
                 refusal = Refusal.POOL_FULL if self._slots.capacity else Refusal.POOL_NOT_READY
-        if parent is not None or not wanted:
-            self._catalog.unpin(pin)
-        refused = max(0, run.stop - max(known, run.start)) - wanted if refusal else 0
+        if gap.parent is not None or not wanted:
+            self._catalog.unpin(gap.pin)
+        refused = missing - wanted if refusal else 0
+        stored = run.between(gap.start, gap.start + wanted)
         if not wanted:
-            return PrepareStoreOutput(run.between(known, known), NOTHING, evicted, refused, refusal)
-        stored = run.between(known, known + wanted)
-        if parent is not None:
-            before = parent.slots[known - 1 - parent.run.start]
-        slots = _ids_of(self._slots.allocate(wanted, before))
-        self._pending.add(PendingStore(stored, slots, ctx.visit, parent, None if parent else pin))
+            return PrepareStoreOutput(stored, NOTHING, evicted, refused, refusal)
+        slots = _ids_of(self._slots.allocate(wanted, gap.slot_before))
+        pin = None if gap.parent is not None else gap.pin
+        self._pending.add(PendingStore(stored, slots, ctx.visit, gap.parent, pin))
         # Waiting for these chunks may now be an answer where there was none.
         self._changed()
         return PrepareStoreOutput(stored, CPULoadStoreSpec(slots, (wanted,)), evicted, refused, refusal)
+
+    def _gap_of(self, run: ChunkRun, ctx: ReqContext) -> "_Gap":
+        """Find the first missing chunks of a run, note its use and pin what they continue."""
+        keys, _, stop = self._positions(run)
+        group = run.group_index
+        if self._groups[group].window is not None:
+            self._catalog.touch(keys, stop, ctx.visit)
+            start, end = self._absent(run)
+            known = self._catalog.tree.find(keys, start * self._groups[group].stride)[1]
+            return _Gap(start, end, self._catalog.pin(keys, known))
+        # The whole prefix has to be there, whatever the run begins with.
+        ready, pin, before = self._catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)
+        known, parent = self._pending.follow(run, ready)
+        if not run.start <= known < run.stop:
+            return _Gap(known, known, pin)
+        if parent is not None:
+            before = parent.slots[known - 1 - parent.run.start]
+        return _Gap(known, run.stop, pin, parent, before)
+
+    def _absent(self, run: ChunkRun) -> tuple[int, int]:
+        """Find the first chunks in a row of a windowed run that are neither there nor on their way."""
+        keys, _, _ = self._positions(run)
+        slots = self._catalog.slots(HOST, run.group_index, keys, run.start, run.stop)
+        there = np.zeros(len(run), dtype=bool)
+        there[: len(slots)] = slots >= 0
+        for index in range(len(run)):
+            there[index] |= self._pending.begins_at(run, run.start + index) is not None
+        if there.all():
+            return run.stop, run.stop
+        start = int(there.argmin())
+        behind = there[start:]
+        return run.start + start, run.start + start + (int(behind.argmax()) if behind.any() else len(behind))
 
     def describe(self, run: ChunkRun, spec: CPULoadStoreSpec, content: ChunkContent) -> None:
         store = self._pending.get(spec.slots, run)

@@ -27,7 +27,7 @@ class PendingStore:
         copied: Its bytes are in place; it waits for its parent.
         doomed: Forgotten; its slots are freed when its own copy has ended.
         content: For the event.
-        name: Group and hash of its first chunk.
+        names: Group and hash of its first chunk, or of every one, under which it is found.
         last_hash: Of its last chunk.
     """
 
@@ -40,11 +40,10 @@ class PendingStore:
     copied: bool = False
     doomed: bool = False
     content: ChunkContent | None = None
-    name: tuple[int, bytes] = field(init=False)
+    names: list[tuple[int, bytes]] = field(default_factory=list)
     last_hash: bytes = field(init=False)
 
     def __post_init__(self) -> None:
-        self.name = self.run.group_index, self.run.hash_of(self.run.start)
         self.last_hash = self.run.hash_of(self.run.stop - 1)
 
     @property
@@ -60,16 +59,25 @@ class PendingStore:
 
 
 class PendingStores:
-    """Every pending store, by its first slot and by the name of its first chunk."""
+    """Every pending store, by its first slot and by name.
 
-    def __init__(self) -> None:
+    Args:
+        scattered: Per group, whether its chunks may be missing above others (windows): then a store is
+            found by each of its chunks, otherwise by the first.
+    """
+
+    def __init__(self, scattered: Sequence[bool]) -> None:
+        self._scattered = tuple(scattered)
         self._by_slot: dict[int, PendingStore] = {}
         self._by_name: dict[tuple[int, bytes], PendingStore] = {}
 
     def add(self, store: PendingStore) -> None:
         """Enter a store whose parent is entered already."""
         self._by_slot[store.slots[0]] = store
-        self._by_name[store.name] = store
+        run = store.run
+        last = run.stop if self._scattered[run.group_index] else run.start + 1
+        store.names = [(run.group_index, run.hash_of(index)) for index in range(run.start, last)]
+        self._by_name.update(dict.fromkeys(store.names, store))
         if store.parent is not None:
             store.parent.children.append(store)
 
@@ -79,7 +87,7 @@ class PendingStores:
         return store if store is not None and store.run is run else None
 
     def begins_at(self, run: ChunkRun, chunk_index: int) -> PendingStore | None:
-        """Find the store whose first chunk is chunk ``chunk_index`` of this prompt."""
+        """Find the store that begins with chunk ``chunk_index`` of this prompt; with windows, that has it."""
         if not self._by_name or chunk_index >= run.stop:
             return None
         return self._by_name.get((run.group_index, run.hash_of(chunk_index)))
@@ -103,8 +111,9 @@ class PendingStores:
     def forget_name(self, store: PendingStore) -> None:
         """Nobody is to find this store any more; it stays until ``remove``."""
         # Where the prompt of one has changed, another may have begun under the same name.
-        if self._by_name.get(store.name) is store:
-            del self._by_name[store.name]
+        for name in store.names:
+            if self._by_name.get(name) is store:
+                del self._by_name[name]
 
     def remove(self, store: PendingStore) -> None:
         """Strike a store out."""

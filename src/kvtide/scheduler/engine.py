@@ -69,5 +69,9 @@ class EngineStep(Protocol):
         """Requests that lost their blocks since the last step."""
 
     @property
+    def kv_connector_block_state(self) -> Any:
+        """Current block tables of the requests of this step: ``get_block_ids(request_id)``; or None."""
+
+    @property
     def kv_cache_block_copies(self) -> Sequence[Any] | None:
         """Copies the worker makes before the forward; their targets are freshly written blocks."""

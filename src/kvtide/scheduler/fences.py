@@ -10,6 +10,9 @@ import numpy as np
 
 from kvtide.jobs import Ids, JobId, ids
 
+NULL_BLOCK = 0
+"""vLLM's placeholder, never written and never reused."""
+
 FEW = 32  # below it a loop is faster than an array
 
 
@@ -18,8 +21,6 @@ class Fences:
 
     The same block may be listed twice in a job, and several stores may read one block.
     """
-
-    NULL_BLOCK = 0  # vLLM's placeholder, never written and never reused
 
     def __init__(self) -> None:
         self._blocks_of: dict[JobId, Ids] = {}
@@ -48,7 +49,7 @@ class Fences:
             touched = asked[self._jobs_at[asked] > 0].tolist()
         found: set[JobId] = set()
         for block in touched:
-            if block != self.NULL_BLOCK:
+            if block != NULL_BLOCK:
                 found |= {job_id for job_id, blocks in self._blocks_of.items() if block in blocks}
         return found
 

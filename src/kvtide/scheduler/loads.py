@@ -89,7 +89,7 @@ class LoadPlanner:
             self._metrics.add("hit_tokens", status.token_count, "host")
             return
         self._metrics.add("failed_load_requests", 1)
-        state.barred_from_chunk = state.local_tokens // self._geometry.groups[0].tokens_per_chunk
+        state.barred_from_token = state.local_tokens
         state.memo = None
 
     def check_invariants(self) -> None:
@@ -102,7 +102,8 @@ class LoadPlanner:
         sizes: list[int] = []
         indices: list[int] = []
         for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
-            first = state.local_tokens // group.tokens_per_block
+            needed = max(state.local_tokens, group.first_needed_token(restored_tokens))
+            first = needed // group.tokens_per_block
             blocks = group_state.block_ids[first : -(-restored_tokens // group.tokens_per_block)]
             block_ids.extend(blocks)
             sizes.append(len(blocks))

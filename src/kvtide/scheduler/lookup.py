@@ -34,15 +34,15 @@ def readable_tokens(state: RequestOffloadState, geometry: KVGeometry, computed_t
     tokens_per_hash = geometry.groups[0].tokens_per_hash
     limit = min(request.num_tokens - 1, len(request.block_hashes) * tokens_per_hash)
     limit = min(limit, computed_tokens + state.limits.max_load_tokens)
-    if state.barred_from_chunk is not None:
-        limit = min(limit, state.barred_from_chunk * geometry.groups[0].tokens_per_chunk)
+    if state.barred_from_token is not None:
+        limit = min(limit, state.barred_from_token)
     return geometry.restore_point(max(limit, 0))
 
 
 def look_up(
     state: RequestOffloadState, geometry: KVGeometry, manager: OffloadingManager, computed_tokens: int
 ) -> Found:
-    """Shrink the candidate to what every group can serve: a fixed point, reached from above."""
+    """Find what can be brought back; asked again with nothing changed, it is remembered."""
     memo = state.memo
     hash_count = len(state.request.block_hashes)
     if (
@@ -52,17 +52,49 @@ def look_up(
         and memo.residency_epoch == manager.residency_epoch
     ):
         return Found(memo.restored_tokens, memo.later)
-    candidate, later = readable_tokens(state, geometry, computed_tokens), False
-    settled = False
-    while not settled and candidate > computed_tokens:
-        settled = True
-        for group in geometry.groups:
-            needed = chunks_needed(group, computed_tokens, candidate)
-            run = group.run(state.request.block_hashes, needed.start, needed.stop)
-            result = manager.lookup(run, state.context)
-            served = (needed.start + result.ready_count) * group.tokens_per_chunk
-            if served < candidate:
-                candidate, settled = geometry.restore_point(served), False
-                later = later or result.later
-    state.memo = LookupMemo(computed_tokens, hash_count, manager.residency_epoch, candidate, later)
-    return Found(candidate, later)
+    limit = readable_tokens(state, geometry, computed_tokens)
+    search = _of_one_prefix if geometry.is_one_prefix else _of_every_group
+    found = search(state, geometry, manager, computed_tokens, limit)
+    state.memo = LookupMemo(
+        computed_tokens, hash_count, manager.residency_epoch, found.restored_tokens, found.later
+    )
+    return found
+
+
+def _of_one_prefix(
+    state: RequestOffloadState,
+    geometry: KVGeometry,
+    manager: OffloadingManager,
+    computed_tokens: int,
+    limit: int,
+) -> Found:
+    (group,) = geometry.groups
+    needed = chunks_needed(group, computed_tokens, limit)
+    if not needed:
+        return Found(limit, False)
+    run = group.run(state.request.block_hashes, needed.start, needed.stop)
+    result = manager.lookup(run, state.context)
+    if result.ready_count == len(run):
+        return Found(limit, False)
+    return Found((needed.start + result.ready_count) * group.tokens_per_chunk, result.later)
+
+
+def _of_every_group(
+    state: RequestOffloadState,
+    geometry: KVGeometry,
+    manager: OffloadingManager,
+    computed_tokens: int,
+    limit: int,
+) -> Found:
+    """Ask for the deepest point every group can serve: none is shrunk for the others' sake in vain."""
+    finest = geometry.finest
+    run = finest.run(state.request.block_hashes, 0, finest.full_chunks(limit))
+    restored = geometry.restore_point(manager.restore_point(run) * finest.tokens_per_chunk)
+    if restored >= limit or limit <= computed_tokens:
+        return Found(restored, False)
+    later = False
+    for group in geometry.groups:
+        needed = chunks_needed(group, computed_tokens, limit)
+        missing = group.run(state.request.block_hashes, needed.start, needed.stop)
+        later = later or (bool(needed) and manager.lookup(missing, state.context).later)
+    return Found(restored, later)

@@ -172,6 +172,7 @@ class OffloadingConnectorScheduler:
                 computed_tokens = state.request.num_computed_tokens + token_count
                 if computed_tokens >= state.offer_at and room:
                     # Who finds no room is asked again in the next step, or when it ends.
+                    self._note_windows(step, state)
                     self._stores.plan(state, computed_tokens, now_s)
                     room -= 1
         self._manager.keep_room()
@@ -282,9 +283,9 @@ class OffloadingConnectorScheduler:
         state.being_admitted = False
         state.deferred_since_s = None
         self._metrics.add("queried_tokens", state.request.num_tokens - state.local_tokens)
-        for group in self._geometry.groups:
-            chunk_count = len(state.request.block_hashes) // group.hashes_per_chunk
-            self._manager.touch(group.run(state.request.block_hashes, 0, chunk_count), state.context)
+        finest = self._geometry.finest
+        chunk_count = len(state.request.block_hashes) // finest.hashes_per_chunk
+        self._manager.touch(finest.run(state.request.block_hashes, 0, chunk_count), state.context)
 
     def _note_new_blocks(self, step: EngineStep) -> None:
         """Check blocks given to running requests; those of admitted ones came with the admission."""
@@ -296,6 +297,15 @@ class OffloadingConnectorScheduler:
                 self._flush |= self._jobs.fences.conflicts(block_ids)
             if (state := self._requests.get(request_id)) is not None:
                 state.append_blocks(new_block_ids)
+
+    def _note_windows(self, step: EngineStep, state: RequestOffloadState) -> None:
+        """Take over the block tables: behind a window the engine has let go of old blocks."""
+        blocks = step.kv_connector_block_state
+        if self._geometry.is_one_prefix or blocks is None:
+            return
+        tables = blocks.get_block_ids(state.request.request_id)
+        for group_state, table in zip(state.groups, tables or (), strict=False):
+            group_state.block_ids = list(table)
 
     def _note_pools(self, pools: dict[int, PoolReport]) -> None:
         self._pools.update(pools)

@@ -94,7 +94,7 @@ class RequestOffloadState:
         local_tokens: The engine's own hit, as it was last told to us.
         transfer_jobs: Open jobs of this request.
         load_job: The open load, if any.
-        barred_from_chunk: Chunks from here on are not offered again: their load has failed.
+        barred_from_token: Tokens from here on are not offered again: their load has failed.
         deferred_since_s: When the present wait began.
         refused: Why a store was refused, and the epoch it waits to see the end of.
         being_admitted: The engine has asked and not yet told us of blocks.
@@ -111,7 +111,7 @@ class RequestOffloadState:
     local_tokens: int = 0
     transfer_jobs: set[JobId] = field(default_factory=set)
     load_job: JobId | None = None
-    barred_from_chunk: int | None = None
+    barred_from_token: int | None = None
     deferred_since_s: float | None = None
     refused: tuple[Refusal, int] | None = None
     being_admitted: bool = False

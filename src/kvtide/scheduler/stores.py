@@ -6,10 +6,11 @@ in prefix order. What was refused for want of room is offered again only after s
 
 from kvtide.events import ChunkContent
 from kvtide.geometry import GroupGeometry
-from kvtide.jobs import Direction, GPULoadStoreSpec, Hop, ids
+from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, Ids, ids
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
+from kvtide.scheduler.fences import NULL_BLOCK
 from kvtide.scheduler.limits import NO_LIMIT
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
@@ -93,18 +94,41 @@ class StorePlanner:
         now_s: float,
     ) -> None:
         # From the first chunk on, whatever was offered before: a parent may have been evicted since, and
-        # a chunk without it could not be read.
-        run = group.run(state.request.block_hashes, 0, chunk_count)
-        output = self._manager.prepare_store(run, state.context, self._queue_room())
+        # a chunk without it could not be read. Behind a window, what the engine has let go is not there.
+        first = 0 if group.window_tokens is None else self._first_held(group_state, group, chunk_count)
+        run = group.run(state.request.block_hashes, first, chunk_count)
         group_state.next_stored_chunk_idx = chunk_count
         state.refused = None
-        if output.refusal is not None:
-            self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
-            if output.refusal is not Refusal.BELOW_THRESHOLD:
-                group_state.next_stored_chunk_idx -= output.refused_count
-                state.refused = (output.refusal, self._epoch(output.refusal))
-        if output.keys_to_store:
-            self._open(state, group_state, group, output, now_s)
+        while run:
+            output = self._manager.prepare_store(run, state.context, self._queue_room())
+            if output.keys_to_store:
+                self._open(state, group_state, group, output, now_s)
+            if output.refusal is not None:
+                self._note_refusal(state, group_state, group, output)
+                return
+            # With a window there may be more behind chunks that are there already.
+            run = run.between(output.keys_to_store.stop, run.stop)
+
+    def _first_held(self, group_state: GroupOffloadState, group: GroupGeometry, chunk_count: int) -> int:
+        """First chunk not offered yet from which on the engine still holds every block."""
+        first = group_state.next_stored_chunk_idx * group.blocks_per_chunk
+        blocks = group_state.block_ids[first : chunk_count * group.blocks_per_chunk]
+        gone = max((index + 1 for index, block in enumerate(blocks) if block == NULL_BLOCK), default=0)
+        return -(-(first + gone) // group.blocks_per_chunk)
+
+    def _note_refusal(
+        self,
+        state: RequestOffloadState,
+        group_state: GroupOffloadState,
+        group: GroupGeometry,
+        output: PrepareStoreOutput,
+    ) -> None:
+        assert output.refusal is not None
+        self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
+        # Behind a window the blocks will be somebody else's by the time there is room.
+        if output.refusal is not Refusal.BELOW_THRESHOLD and group.window_tokens is None:
+            group_state.next_stored_chunk_idx -= output.refused_count
+            state.refused = (output.refusal, self._epoch(output.refusal))
 
     def _open(
         self,
@@ -119,15 +143,26 @@ class StorePlanner:
         block_ids = ids(group_state.block_ids[first : run.stop * group.blocks_per_chunk])
         if self._config.with_events:
             self._manager.describe(run, output.store_spec, _content(state, run, group))
-        device = GPULoadStoreSpec(block_ids, (len(block_ids),), (first,))
+        hop = self._hop(group, block_ids, first, output.store_spec)
         self._jobs.plan(
             state,
             self._manager.generation,
             Direction.STORE,
-            (Hop(device, output.store_spec),),
+            (hop,),
             (HeldChunks(run, output.store_spec),),
             now_s,
         )
+
+    def _hop(self, group: GroupGeometry, block_ids: Ids, first: int, slots: CPULoadStoreSpec) -> Hop:
+        """Say which blocks go where; of several groups, those of one."""
+        groups = len(self._config.geometry.groups)
+        if groups == 1:
+            return Hop(GPULoadStoreSpec(block_ids, (len(block_ids),), (first,)), slots)
+        sizes, places, firsts = [0] * groups, [0] * groups, [0] * groups
+        sizes[group.group_index], firsts[group.group_index] = len(block_ids), first
+        places[group.group_index] = len(slots.slots)
+        device = GPULoadStoreSpec(block_ids, tuple(sizes), tuple(firsts))
+        return Hop(device, CPULoadStoreSpec(slots.slots, tuple(places)))
 
     def _still_refused(self, state: RequestOffloadState) -> bool:
         return state.refused is not None and self._epoch(state.refused[0]) == state.refused[1]

@@ -13,7 +13,10 @@ from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
-    from vllm.v1.kv_cache_interface import KVCacheConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+WINDOWED_KINDS = {GroupKind.SLIDING_WINDOW.value}
+VERIFIED_KINDS = {GroupKind.FULL_ATTENTION.value, *WINDOWED_KINDS}
 
 DENSE_LAYOUT = "BLHNC"
 """One block of all layers is one piece: the cheapest speed there is."""
@@ -28,7 +31,6 @@ def refuse_unverified(vllm_config: "VllmConfig") -> None:
     parallel = vllm_config.parallel_config
     transfer = vllm_config.kv_transfer_config
     checks = (
-        ("tensor_parallel_size", parallel.tensor_parallel_size, 1),
         ("pipeline_parallel_size", parallel.pipeline_parallel_size, 1),
         ("decode_context_parallel_size", parallel.decode_context_parallel_size, 1),
         ("prefill_context_parallel_size", getattr(parallel, "prefill_context_parallel_size", 1), 1),
@@ -60,18 +62,40 @@ def geometry_of(
     """
     groups = kv_cache_config.kv_cache_groups
     kinds = [get_kv_cache_spec_kind(group.kv_cache_spec).value for group in groups]
-    if kinds != [GroupKind.FULL_ATTENTION.value] or groups[0].is_eagle_group:
-        drafts = " (of a drafter)" if any(group.is_eagle_group for group in groups) else ""
+    drafts = any(group.is_eagle_group for group in groups)
+    if drafts or not groups or not set(kinds) <= VERIFIED_KINDS:
         raise LayoutError(
-            f"this model has {len(groups)} KV cache groups: {', '.join(kinds)}{drafts}; this kvtide is"
-            " verified with one group of full_attention only. Serve the model without kvtide"
+            f"this model has {len(groups)} KV cache groups: {', '.join(kinds)}"
+            f"{' (of a drafter)' if drafts else ''}; this kvtide is verified with groups of"
+            f" {', '.join(sorted(VERIFIED_KINDS))} only. Serve the model without kvtide"
         )
-    if not kv_cache_config.prefix_cacheable_group_ids:
-        raise LayoutError("this model's KV cache group cannot be cached by prefix. Serve it without kvtide")
-    tokens_per_block = groups[0].kv_cache_spec.block_size
-    tokens_per_hash = kv_cache_config.hash_block_size or tokens_per_block
-    group = GroupGeometry(0, GroupKind.FULL_ATTENTION, tokens_per_block, blocks_per_chunk, tokens_per_hash)
-    return KVGeometry((group,), shard_count=vllm_config.parallel_config.world_size)
+    if len(kv_cache_config.prefix_cacheable_group_ids) < len(groups):
+        raise LayoutError(
+            "this model has a KV cache group that cannot be cached by prefix. Serve it without kvtide"
+        )
+    return KVGeometry(
+        tuple(
+            _group(
+                index, kinds[index], group.kv_cache_spec, kv_cache_config.hash_block_size, blocks_per_chunk
+            )
+            for index, group in enumerate(groups)
+        ),
+        shard_count=vllm_config.parallel_config.world_size,
+    )
+
+
+def _group(
+    index: int, kind: str, spec: "KVCacheSpec", tokens_per_hash: int | None, blocks_per_chunk: int
+) -> GroupGeometry:
+    window = spec.sliding_window if kind in WINDOWED_KINDS else None
+    return GroupGeometry(
+        index,
+        GroupKind(kind),
+        spec.block_size,
+        blocks_per_chunk,
+        tokens_per_hash or spec.block_size,
+        window,
+    )
 
 
 def kv_bytes_of(kv_cache_config: "KVCacheConfig") -> int:

@@ -1,0 +1,59 @@
+"""Every kind of model that can be paged: stored, pushed out, asked again, loaded, and exactly like a hit."""
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from engine import models
+from engine.exchanges import PROMPT_BLOCKS, STORED_TOKENS, ask_twice, assert_exact, prompts_of
+from engine.tiny_engine import tiny_engine
+
+
+@pytest.mark.parametrize(
+    ("model", "groups", "blocks_per_chunk"),
+    [(models.gemma2, 2, 1), (models.gemma3, 6, 1), (models.gemma3, 6, 4), (models.gpt_oss, 2, 1)],
+    ids=["gemma2-1", "gemma3-1", "gemma3-4", "gpt-oss-1"],
+)
+def test_windows_and_full_attention_load_together_and_answer_like_a_hit(
+    model: Callable[[], Path], groups: int, blocks_per_chunk: int
+) -> None:
+    prompts = prompts_of(30, 5)
+    # While a prompt is computed each group holds all of it.
+    pool_blocks = groups * (PROMPT_BLOCKS + 3) + 1
+    settings = {"host_memory": "128MiB", "blocks_per_chunk": blocks_per_chunk}
+    with tiny_engine(model(), pool_blocks, settings, max_model_len=700) as engine:
+        assert len(engine.deciding._geometry.groups) == groups
+        # Where the pool is comes with the first step; what a window has passed by then is not stored.
+        engine.ask(prompts[0][:40], 1)
+        hits = ask_twice(engine, prompts)
+        loads = [engine.ask(prompt) for prompt in prompts]
+        totals = engine.totals
+    assert_exact(loads, hits)
+    assert [load.loaded_tokens for load in loads] == [STORED_TOKENS] * len(prompts)
+    assert totals["hit_tokens|host"] == len(prompts) * STORED_TOKENS
+
+
+def test_two_ranks_each_load_their_shard_and_answer_like_a_hit() -> None:
+    child = Path(__file__).with_name("two_ranks.py")
+    # vLLM binds each rank to cores of its own, and there may be fewer than it wants.
+    environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+    ended = subprocess.run(
+        [sys.executable, child, models.llama(), str(PROMPT_BLOCKS + 9)],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    told = json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{")))
+    for load, hit in zip(told["loads"], told["hits"], strict=True):
+        assert (load["tokens"], load["logprobs"]) == (hit["tokens"], hit["logprobs"])
+        assert (hit["cached"], load["cached"]) == (STORED_TOKENS, STORED_TOKENS)
+    assert (told["loaded_before"], told["loaded"]) == (0, 4 * STORED_TOKENS)
+    assert len({tuple(load["tokens"]) for load in told["loads"]}) == 4
