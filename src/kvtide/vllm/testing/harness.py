@@ -8,7 +8,8 @@ from kvtide.testing import HeldDevice
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.memory import GroupShape
 from kvtide.vllm.testing.model import WrongBytesError
-from kvtide.vllm.testing.shape import EngineShape
+from kvtide.vllm.testing.ranks import siblings_of
+from kvtide.vllm.testing.shape import EngineShape, Siblings
 
 LAYERS = ("layers.0", "layers.1", "layers.2")
 
@@ -26,11 +27,13 @@ class Harness(ModelEngine):
         block_first: All layers of a block lie together.
         budget_tokens: Tokens a step may compute.
         host_pages: Pages of host memory; kvtide maps whole ones.
+        siblings: Whether another connector loads too; then ``sibling.chance`` is the test's to set.
         settings: Of kvtide, beside the host memory.
 
     Attributes:
         store: Copier of stores.
         load: Copier of loads.
+        sibling: The other connector's worker, if there is one.
     """
 
     def __init__(
@@ -42,6 +45,7 @@ class Harness(ModelEngine):
         block_first: bool = False,
         budget_tokens: int = 256,
         host_pages: int = 8,
+        siblings: Siblings = Siblings.NONE,
         **settings: Any,
     ) -> None:
         self.store, self.load = HeldDevice(Direction.STORE), HeldDevice(Direction.LOAD)
@@ -53,9 +57,11 @@ class Harness(ModelEngine):
             block_first=block_first,
             budget_tokens=budget_tokens,
             host_pages=host_pages,
+            siblings=siblings,
             settings=settings,
         )
         super().__init__(folder, shape, lambda _, direction: copiers[direction])
+        self.sibling = next(iter(siblings_of(self.ranks)), None)
         self.store.waited.clear()
         self.load.waited.clear()
 
