@@ -125,7 +125,8 @@ class Asker:
         return Ask(kind, prompt, max_tokens, identity, self._arguments(len(prompt)))
 
     def _arguments(self, prompt_tokens: int) -> dict[str, Any]:
-        chance, arguments = self._chance, {}
+        chance = self._chance
+        arguments: dict[str, Any] = {}
         if chance.random() < 0.05:
             arguments["prompt_logprobs"] = 1
         elif chance.random() < 0.05:

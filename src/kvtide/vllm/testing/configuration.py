@@ -53,6 +53,7 @@ class Configuration:
             budget_tokens=chance.choice((17, 33, 64, 129) if self.small else (33, 64, 129, 256)),
             priority=chance.random() < 0.3,
             siblings=chance.choice((Siblings.NONE, Siblings.NONE, Siblings.BEFORE, Siblings.AFTER)),
+            with_events=chance.random() < 0.3,
             host_pages=chance.choice((1, 1, 2) if self.small else (1, 8, 32)),
             settings={
                 "eviction_policy": self.policy,

@@ -26,6 +26,7 @@ from vllm.v1.structured_output import StructuredOutputManager
 from kvtide.metrics import MetricsDelta
 from kvtide.testing.clock import VirtualClock
 from kvtide.vllm.plugin import CONNECTOR_NAME
+from kvtide.vllm.testing.ledger import EventLedger
 from kvtide.vllm.testing.memory import DeviceMemory, places_of
 from kvtide.vllm.testing.oracle import Oracle, Span
 from kvtide.vllm.testing.ranks import (
@@ -74,6 +75,7 @@ class ModelEngine:
         scheduler: vLLM's.
         connector: Ours, in the scheduler's role.
         oracle: Judges bytes.
+        ledger: Listens to KV events; None without any.
         answers: Joins what the ranks say.
         between: Called at points of a step where copies may go on; may be replaced.
         longest_hook_s: Seconds of the slowest call of any connector hook, and its name.
@@ -111,6 +113,9 @@ class ModelEngine:
         )
         # Decided by platform and environment; here by the shape.
         self.scheduler.use_v2_model_runner = shape.runner is Runner.V2
+        self.ledger: EventLedger | None = None
+        if shape.with_events:
+            self.scheduler.kv_event_publisher = self.ledger = EventLedger()
         self.connector = own_connector(self.scheduler.connector)
         self.between: Callable[[], None] = lambda: None
         self.longest_hook_s: tuple[float, str] = (0.0, "")

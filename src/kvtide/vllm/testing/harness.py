@@ -7,7 +7,7 @@ from kvtide.jobs import Direction
 from kvtide.testing import HeldDevice
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.memory import GroupShape
-from kvtide.vllm.testing.model import WrongBytesError
+from kvtide.vllm.testing.promises import WrongBytesError
 from kvtide.vllm.testing.ranks import siblings_of
 from kvtide.vllm.testing.shape import EngineShape, Siblings
 

@@ -78,7 +78,8 @@ class DeviceMemory:
 
     def read_rank(self, rank: int, group_index: int, places: np.ndarray) -> np.ndarray:
         """Look at ``uint64[layers, places]`` of one rank."""
-        return self._words[rank, self._at[group_index][:, places]]
+        words: np.ndarray = self._words[rank, self._at[group_index][:, places]]
+        return words
 
     def write(self, group_index: int, places: np.ndarray, words: np.ndarray) -> None:
         """Write ``uint64[ranks, layers, places]``."""
@@ -97,4 +98,5 @@ class DeviceMemory:
 def places_of(block_ids: Sequence[int], tokens_per_block: int) -> np.ndarray:
     """Places of all tokens of these blocks, in order."""
     first = np.array(block_ids, dtype=np.int64) * tokens_per_block
-    return (first[:, None] + np.arange(tokens_per_block)).ravel()
+    places: np.ndarray = first[:, None] + np.arange(tokens_per_block)
+    return places.ravel()

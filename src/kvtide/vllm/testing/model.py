@@ -12,10 +12,6 @@ _MULTIPLIER = 6364136223846793005
 _MASK = (1 << 62) - 1
 
 
-class WrongBytesError(AssertionError):
-    """A forward was about to read bytes that its prefix does not demand."""
-
-
 class PatternModel:
     """Every token's state depends on all tokens up to it, on the adapter and on the cache salt.
 

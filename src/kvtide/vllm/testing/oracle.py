@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvtide.vllm.testing.memory import DeviceMemory
-from kvtide.vllm.testing.model import PatternModel, WrongBytesError
+from kvtide.vllm.testing.model import PatternModel
+from kvtide.vllm.testing.promises import WrongBytesError
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,14 +9,7 @@ from dataclasses import dataclass
 from kvtide.jobs import PoolReport
 from kvtide.vllm.testing.asks import Ask
 from kvtide.vllm.testing.engine import ModelEngine
-
-
-class HangError(AssertionError):
-    """Something did not end, ended wrongly, or waited where nothing may wait."""
-
-
-class LeakError(AssertionError):
-    """Something was left over."""
+from kvtide.vllm.testing.promises import LeakError
 
 
 def check_rest(engine: ModelEngine) -> None:
@@ -37,6 +30,10 @@ def check_rest(engine: ModelEngine) -> None:
     }
     if any(left.values()):
         raise LeakError(f"left at rest: {left}")
+    if engine.ledger is not None:
+        held, announced = engine.connector._deciding._manager.used_count, len(engine.ledger.announced)
+        if held != announced:
+            raise LeakError(f"{announced} chunks are announced, {held} are held")
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from transformers import LlamaConfig
 from vllm.config import (
     CacheConfig,
     DeviceConfig,
+    KVEventsConfig,
     KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
@@ -59,6 +60,7 @@ class EngineShape:
         budget_tokens: Tokens a step may compute.
         priority: Schedule by priority instead of by arrival.
         siblings: Whether another connector loads too.
+        with_events: Somebody listens to KV events.
         host_pages: Pages of host memory of each rank; kvtide maps whole ones.
         settings: Of kvtide, beside the host memory.
     """
@@ -72,6 +74,7 @@ class EngineShape:
     budget_tokens: int = 256
     priority: bool = False
     siblings: Siblings = Siblings.NONE
+    with_events: bool = False
     host_pages: int = 8
     settings: Mapping[str, Any] = field(default_factory=dict)
 
@@ -128,6 +131,9 @@ class EngineShape:
             cache_config=CacheConfig(block_size=self.tokens_per_block, enable_prefix_caching=True),
             device_config=DeviceConfig("cpu"),
             kv_transfer_config=self._transfer_config(),
+            kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null")
+            if self.with_events
+            else None,
         )
         config.scheduler_config.async_scheduling = self.asynchronous
         config.cache_config.num_gpu_blocks = self.num_blocks

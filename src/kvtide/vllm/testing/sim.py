@@ -18,11 +18,10 @@ from dataclasses import dataclass, field
 
 from kvtide.testing.faulty import KINDS
 from kvtide.vllm.testing.configuration import CONFIGURATIONS, Configuration, named
-from kvtide.vllm.testing.model import WrongBytesError
-from kvtide.vllm.testing.rest import LeakError
+from kvtide.vllm.testing.promises import LeakError, WrongBytesError
 from kvtide.vllm.testing.walk import Report, Walk
 
-STEPS = 180_000
+STEPS = 400_000
 """Of all configurations together: under three minutes on two cores."""
 
 WALK_STEPS = 1250
@@ -52,6 +51,10 @@ MUST_HAPPEN = (
     "reset: connector",
     "reset: running",
     "reset: running refused",
+    "reset: running, device alone",
+    "pause: paused_all",
+    "pause: paused_new",
+    "events about host memory",
     "time jumps",
     "results early",
     "ask: stem",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
 from kvtide.jobs import Direction
@@ -20,8 +21,9 @@ from kvtide.testing.faulty import KINDS, FaultPlan, FaultyDevice
 from kvtide.vllm.testing.asks import Ask, Asker
 from kvtide.vllm.testing.configuration import FLUSH_LIMIT_S, Configuration
 from kvtide.vllm.testing.engine import ModelEngine
+from kvtide.vllm.testing.promises import HangError, LeakError
 from kvtide.vllm.testing.ranks import own_metadata
-from kvtide.vllm.testing.rest import HangError, LeakError, check_rest, revisit
+from kvtide.vllm.testing.rest import check_rest, revisit
 
 QUARANTINE_S = 200.0
 """After so long an idle engine sleeps, whatever a wedged copy does."""
@@ -125,6 +127,8 @@ class Walk:
             self._forget_device: chance.choice((0.0, 0.01, 0.05)),
             self._reset: chance.choice((0.0, 0.0, 0.003, 0.02)),
             self._reset_running: chance.choice((0.0, 0.0, 0.003, 0.02)),
+            self._forget_running: chance.choice((0.0, 0.01, 0.05)),
+            self._pause: chance.choice((0.0, 0.0, 0.0, 0.02)),
             self._jump: chance.choice((0.0, 0.01, 0.05)),
             self._check_bytes: 0.03,
             self._check_books: 0.06,
@@ -272,16 +276,27 @@ class Walk:
         self.engine.scheduler.reset_prefix_cache(reset_connector=True)
         self.report.happened["reset: connector"] += 1
 
-    def _reset_running(self) -> None:
+    def _reset_running(self, reset_connector: bool = True) -> None:
         try:
-            self.engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+            self.engine.scheduler.reset_prefix_cache(True, reset_connector)
         except RuntimeError as error:
             # vLLM's own refusal, while a load or a step under way holds blocks.
             if "Failed to reset KV cache" not in str(error):
                 raise
             self.report.happened["reset: running refused"] += 1
         else:
-            self.report.happened["reset: running"] += 1
+            self.report.happened["reset: running" if reset_connector else "reset: running, device alone"] += 1
+
+    def _forget_running(self) -> None:
+        self._reset_running(reset_connector=False)
+
+    def _pause(self) -> None:
+        state = self._chance.choice((PauseState.PAUSED_ALL, PauseState.PAUSED_NEW))
+        self.engine.scheduler.set_pause_state(state)
+        self.report.happened[f"pause: {state.name.lower()}"] += 1
+        for _ in range(self._chance.randrange(1, 12)):
+            self._turn(self._chance.expovariate(300.0))
+        self.engine.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _jump(self) -> None:
         self.clock.advance(self._chance.choice((0.03, 0.3, 3.0)))
@@ -314,6 +329,8 @@ class Walk:
         report, engine = self.report, self.engine
         report.happened.update(self.plan.happened)
         report.happened["late answer"] += engine.answers.late_count
+        if engine.ledger is not None:
+            report.happened["events about host memory"] += engine.ledger.event_count
         report.happened["load checked"] += engine.checked_loads
         for name, value in engine.counted.data.items():
             if isinstance(value, int | float):

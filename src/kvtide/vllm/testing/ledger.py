@@ -1,0 +1,52 @@
+"""What a router believes that listens to our KV events, and whether the events make sense one after another.
+
+Takes the place of vLLM's event publisher. Knows events; does not know what host memory really holds.
+"""
+
+from typing import Any
+
+from vllm.distributed.kv_events import BlockRemoved, BlockStored
+
+from kvtide.keys import Medium
+from kvtide.vllm.testing.promises import LeakError
+
+
+class EventLedger:
+    """Chunks announced in host memory and not taken back.
+
+    Attributes:
+        announced: Their hashes.
+        event_count: Events about host memory.
+    """
+
+    def __init__(self) -> None:
+        self.announced: set[Any] = set()
+        self.event_count = 0
+
+    def publish(self, batch: Any) -> None:
+        """Take in one step's events.
+
+        Raises:
+            LeakError: One contradicts those before it, or itself.
+        """
+        for event in batch.events:
+            if not isinstance(event, BlockStored | BlockRemoved) or event.medium != Medium.HOST.value:
+                continue
+            self.event_count += 1
+            hashes = set(event.block_hashes)
+            if isinstance(event, BlockRemoved):
+                if hashes - self.announced:
+                    raise LeakError(f"{len(hashes - self.announced)} chunks leave that were never announced")
+                self.announced -= hashes
+                continue
+            if hashes & self.announced:
+                raise LeakError(f"{len(hashes & self.announced)} chunks are announced twice")
+            parent = event.parent_block_hash
+            if parent is not None and parent not in self.announced:
+                raise LeakError("a chunk is announced whose parent is not there")
+            if len(event.token_ids) != len(event.block_hashes) * event.block_size:
+                raise LeakError(f"{len(event.token_ids)} tokens for {len(event.block_hashes)} chunks")
+            self.announced |= hashes
+
+    def shutdown(self) -> None:
+        """Do nothing."""
