@@ -1,10 +1,13 @@
 """What the random walks have found, each as short as it can be told."""
 
-from collections.abc import Callable
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
-from kvtide.vllm.testing import Harness, Siblings
+from kvtide.testing import Ending, Fate, FaultPlan, FaultyDevice, VirtualClock
+from kvtide.vllm.testing import EngineShape, Harness, ModelEngine, Siblings
 from kvtide.vllm.testing.model import PatternModel
 
 Build = Callable[..., Harness]
@@ -57,3 +60,48 @@ def test_a_request_whose_load_failed_is_not_offered_another_load(build: Build) -
     harness.drain()
     assert harness.outputs["reader"] == PatternModel.answer(PROMPT, 1)
 
+
+@pytest.fixture
+def fates() -> list[Fate]:
+    """Of the copies to come, in order; after the last one copies are instant."""
+    return []
+
+
+@pytest.fixture
+def engine(tmp_path: Path, asynchronous: bool, fates: list[Fate]) -> Iterator[ModelEngine]:
+    """An engine of 10 blocks in virtual time, whose steps may wait 0.25 s for a copy."""
+    plan, clock = FaultPlan(random.Random(0), {"instant": 1.0}), VirtualClock()
+    plan.draw = lambda: fates.pop(0) if fates else Fate("instant")  # type: ignore[method-assign]
+    shape = EngineShape(11, asynchronous=asynchronous, settings={"flush_limit_s": 0.25})
+    engine = ModelEngine(tmp_path, shape, lambda rank, direction: FaultyDevice(plan, clock), clock)
+    yield engine
+    engine.close()
+
+
+WEDGED = Fate("never ends", ending=Ending.NEVER, share=0.5, deaf=True)
+
+
+def turn_over_the_device(engine: ModelEngine, fates: list[Fate], fate: Fate, times: int) -> None:
+    """One store of this fate, and then other requests that are given its blocks again and again."""
+    fates.append(fate)
+    engine.add(f"stored {fate.kind}", PROMPT, 1)
+    for index in range(times + 1):
+        for _ in range(6):
+            engine.step()
+        engine.add(f"{fate.kind} {index}", [100 + index, *PROMPT[1:]], 1)
+
+
+@pytest.mark.xfail(strict=True, reason="a step waits once before the store is cancelled and once after")
+def test_a_step_waits_for_a_wedged_store_no_longer_than_the_limit(
+    engine: ModelEngine, fates: list[Fate]
+) -> None:
+    turn_over_the_device(engine, fates, WEDGED, times=1)
+    assert 0.2 < engine.longest_hook_s[0] <= 0.2501
+
+
+@pytest.mark.xfail(strict=True, reason="every step that is given one of its blocks waits again")
+def test_a_store_known_to_be_wedged_is_not_waited_for_again(engine: ModelEngine, fates: list[Fate]) -> None:
+    turn_over_the_device(engine, fates, WEDGED, times=1)
+    engine.longest_hook_s = 0.0, ""
+    turn_over_the_device(engine, fates, Fate("instant"), times=4)
+    assert engine.longest_hook_s[0] < 0.1
