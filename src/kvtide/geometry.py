@@ -19,6 +19,7 @@ class GroupKind(Enum):
     MLA = "mla_attention"
     SLIDING_WINDOW = "sliding_window"
     SLIDING_WINDOW_MLA = "sliding_window_mla"
+    MAMBA = "mamba"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,7 @@ class GroupGeometry:
         blocks_per_chunk: Blocks that are offloaded as one.
         tokens_per_hash: Tokens one entry of ``request.block_hashes`` spans.
         window_tokens: With a sliding window, tokens a query sees, itself included; None for all before it.
+            Recurrent layers keep one state where the last token ends: what a window of 2 would need.
         tokens_per_chunk: Tokens one chunk spans.
         hashes_per_chunk: Entries of ``request.block_hashes`` one chunk spans.
     """
@@ -58,6 +60,11 @@ class GroupGeometry:
         # Asked several times a lookup: not worked out each time.
         object.__setattr__(self, "tokens_per_chunk", self.tokens_per_block * self.blocks_per_chunk)
         object.__setattr__(self, "hashes_per_chunk", self.tokens_per_chunk // self.tokens_per_hash)
+
+    @property
+    def keeps_states(self) -> bool:
+        """Whether a block holds the state after its last token, not its tokens: only boundaries count."""
+        return self.kind is GroupKind.MAMBA
 
     def run(self, block_hashes: list[bytes], start: int, stop: int) -> ChunkRun:
         """View chunks ``[start, stop)`` of a request."""

@@ -81,6 +81,27 @@ def gpt_oss() -> Path:
     )
 
 
+def qwen3_next() -> Path:
+    """Qwen3-Next: three recurrent layers and one with full attention, experts."""
+    return _saved(
+        "qwen3-next",
+        lambda t: t.Qwen3NextConfig(
+            num_hidden_layers=4,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+            linear_key_head_dim=64,
+            linear_value_head_dim=64,
+            linear_conv_kernel_dim=4,
+            num_experts=4,
+            num_experts_per_tok=2,
+            moe_intermediate_size=64,
+            shared_expert_intermediate_size=64,
+            decoder_sparse_step=1,
+            **(_DENSE | {"head_dim": 64}),
+        ),
+    )
+
+
 def mla() -> Path:
     """DeepSeek V2: latent attention. Configuration only."""
     return _saved(

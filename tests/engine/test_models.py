@@ -11,7 +11,7 @@ import pytest
 
 from engine import models
 from engine.exchanges import PROMPT_BLOCKS, STORED_TOKENS, ask_twice, assert_exact, prompts_of
-from engine.tiny_engine import tiny_engine
+from engine.tiny_engine import prompt_of, tiny_engine
 
 
 @pytest.mark.parametrize(
@@ -36,6 +36,21 @@ def test_windows_and_full_attention_load_together_and_answer_like_a_hit(
     assert_exact(loads, hits)
     assert [load.loaded_tokens for load in loads] == [STORED_TOKENS] * len(prompts)
     assert totals["hit_tokens|host"] == len(prompts) * STORED_TOKENS
+
+
+def test_recurrent_layers_go_on_from_a_state_that_was_loaded_like_from_one_that_was_kept() -> None:
+    # vLLM's CPU backend wants blocks of 256 tokens here, and keeps the states where a step ended.
+    prompts = [prompt_of(50 + number, 1100) for number in range(4)]
+    options = {"max_model_len": 1300, "block_size": None, "enable_prefix_caching": True}
+    with tiny_engine(models.qwen3_next(), 26, {"host_memory": "128MiB"}, **options) as engine:
+        engine.ask(prompts[0][:40], 1)
+        hits = ask_twice(engine, prompts)
+        loads = [engine.ask(prompt) for prompt in prompts]
+        totals = engine.totals
+    assert_exact(loads, hits)
+    assert [load.loaded_tokens for load in loads] == [1024] * 4
+    assert totals["hit_tokens|host"] == 4 * 1024
+    assert len({tuple(load.token_ids) for load in loads}) == 4
 
 
 def test_two_ranks_each_load_their_shard_and_answer_like_a_hit() -> None:

@@ -47,11 +47,14 @@ def test_a_window_of_one_token_needs_nothing() -> None:
 
 
 class Half:
-    def __init__(self, slots: int = 64) -> None:
-        groups = [CatalogGroup(1, group.window_chunks) for group in GEOMETRY.groups]
+    def __init__(self, slots: int = 64, geometry: KVGeometry = GEOMETRY) -> None:
+        groups = [
+            CatalogGroup(geometry.positions_per_chunk(group), group.window_chunks)
+            for group in geometry.groups
+        ]
         self.manager = CPUOffloadingManager(LRUPolicy(), groups=groups)
         self.scheduler = OffloadingConnectorScheduler(
-            SchedulerOffloadConfig(GEOMETRY, generated_store_tokens=4), self.manager, MetricsDelta()
+            SchedulerOffloadConfig(geometry, generated_store_tokens=4), self.manager, MetricsDelta()
         )
         self.scheduler.update_connector_output(
             OffloadingWorkerMetadata(pools={0: PoolReport(slots, slots, 64)}), 0.0
@@ -62,8 +65,8 @@ class Half:
         self.scheduler.on_new_request(request)
         return request, self.scheduler.get_num_new_matched_tokens(request, local, 0.0)[0]
 
-    def step(self, tables: dict[str, tuple[list[int], ...]], **scheduled: int):
-        state = SimpleNamespace(get_block_ids=tables.get)
+    def step(self, tables: dict[str, tuple[list[int], ...]], states=None, **scheduled: int):
+        state = SimpleNamespace(get_block_ids=tables.get, boundary_state_offloads=states or {})
         return self.scheduler.build_connector_meta(FakeStep(scheduled, kv_connector_block_state=state), 0.0)
 
     def store(self, name: str, tokens: list[int]) -> None:
@@ -141,3 +144,36 @@ def test_what_both_hold_is_evicted_together_and_nothing_leaks() -> None:
     run = WINDOW.run(last.block_hashes, 2, 4)
     assert half.manager.lookup(run, ReqContext("?")).ready_count == 2
     assert half.ask("again", [5] * 17)[1] == 16
+
+
+STATES = GroupGeometry(1, GroupKind.MAMBA, 8, 1, 4, window_tokens=2)
+
+
+def test_states_are_stored_where_the_engine_hands_them_over_and_nowhere_else() -> None:
+    half = Half(geometry=KVGeometry((FULL, STATES)))
+    tokens = list(range(33))
+    request, _ = half.ask("a", tokens)
+    tables = (list(range(1, 10)), [0, 102, 0, 104, 105])
+    half.scheduler.update_state_after_alloc(request, tables, 0, 0.0)
+    # The states after 16 and 32 tokens; one within a block, one of a request that is gone: not of use.
+    handed_over = {"a": [(1, 102, 16), (1, 104, 32), (1, 105, 30)], "gone": [(1, 9, 8)]}
+    step = half.step({"a": tables}, handed_over, a=33)
+    stored = [
+        (list(job.hops[0].source.block_ids), job.hops[0].source.group_sizes, job.hops[0].source.block_indices)
+        for job in step.jobs
+    ]
+    assert stored == [
+        (list(range(1, 9)), (8, 0), (0, 0)),
+        ([102], (0, 1), (0, 1)),
+        ([104], (0, 1), (0, 3)),
+    ]
+    half.scheduler.update_connector_output(done(step), 0.0)
+    for count, hit in ((34, 32), (33, 32), (32, 16), (20, 16), (15, 0)):
+        assert half.ask(f"b{count}", tokens[:count] + [99] * (count - 33))[1] == hit
+    request, hit = half.ask("c", tokens)
+    assert hit == 32
+    half.scheduler.update_state_after_alloc(request, (list(range(21, 29)), [0, 0, 0, 44]), 32, 0.0)
+    (job,) = half.step({}).jobs
+    device = job.hops[0].target
+    assert (list(device.block_ids), device.group_sizes) == ([*range(21, 29), 44], (8, 1))
+    assert device.block_indices == (0, 3)

@@ -70,7 +70,11 @@ class EngineStep(Protocol):
 
     @property
     def kv_connector_block_state(self) -> Any:
-        """Current block tables of the requests of this step: ``get_block_ids(request_id)``; or None."""
+        """Current block tables of the requests of this step: ``get_block_ids(request_id)``; or None.
+
+        ``boundary_state_offloads``: per request, (group, block, tokens) of states that recurrent layers
+        have at the end of this step.
+        """
 
     @property
     def kv_cache_block_copies(self) -> Sequence[Any] | None:

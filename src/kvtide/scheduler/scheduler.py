@@ -175,6 +175,7 @@ class OffloadingConnectorScheduler:
                     self._note_windows(step, state)
                     self._stores.plan(state, computed_tokens, now_s)
                     room -= 1
+        self._store_states(step, now_s)
         self._manager.keep_room()
         self._abandon_stores(now_s)
         flush, self._flush = self._flush, set()
@@ -306,6 +307,16 @@ class OffloadingConnectorScheduler:
         tables = blocks.get_block_ids(state.request.request_id)
         for group_state, table in zip(state.groups, tables or (), strict=False):
             group_state.block_ids = list(table)
+
+    def _store_states(self, step: EngineStep, now_s: float) -> None:
+        """Store the states of recurrent layers that the engine hands over with this step."""
+        blocks = step.kv_connector_block_state
+        if self._geometry.is_one_prefix or blocks is None:
+            return
+        for request_id, states in blocks.boundary_state_offloads.items():
+            if (state := self._requests.get(request_id)) is not None:
+                for group_index, block_id, token_count in states:
+                    self._stores.plan_state(state, group_index, block_id, token_count, now_s)
 
     def _note_pools(self, pools: dict[int, PoolReport]) -> None:
         self._pools.update(pools)

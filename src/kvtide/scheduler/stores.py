@@ -51,14 +51,14 @@ class StorePlanner:
             final: Nothing comes after this.
         """
         request = state.request
-        last_token = state.limits.max_offload_tokens
-        if self._config.offload_prompt_only:
-            last_token = min(last_token, request.num_prompt_tokens)
+        last_token = self._last_token(state)
         if state.stale or not last_token:
             state.offer_at = NO_LIMIT
             return
         computed_tokens = min(computed_tokens, last_token)
         for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
+            if group.keeps_states:
+                continue
             # Tokens without a hash are guesses of a drafter or not sampled yet.
             hashed = len(request.block_hashes) // group.hashes_per_chunk
             chunk_count = min(group.full_chunks(computed_tokens), hashed)
@@ -68,12 +68,42 @@ class StorePlanner:
                 self._offer(state, group_state, group, chunk_count, now_s)
         state.offer_at = self._next_offer(state, last_token)
 
+    def plan_state(
+        self, state: RequestOffloadState, group_index: int, block_id: int, token_count: int, now_s: float
+    ) -> None:
+        """Store the state that recurrent layers have after ``token_count`` tokens, in block ``block_id``.
+
+        It is there when this step has run, and for as long as the block is fenced.
+        """
+        group = self._config.geometry.groups[group_index]
+        chunk_count = token_count // group.tokens_per_chunk
+        hashed = len(state.request.block_hashes) // group.hashes_per_chunk
+        if (
+            token_count % group.tokens_per_chunk
+            or state.stale
+            or not 0 < chunk_count <= hashed
+            or token_count > self._last_token(state)
+        ):
+            return
+        run = group.run(state.request.block_hashes, chunk_count - 1, chunk_count)
+        output = self._manager.prepare_store(run, state.context, self._queue_room())
+        if output.keys_to_store:
+            self._open(state, group, output, ids((block_id,)), now_s)
+        if output.refusal is not None:
+            self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
+
+    def _last_token(self, state: RequestOffloadState) -> int:
+        """Tokens of a request that may be stored."""
+        if self._config.offload_prompt_only:
+            return min(state.limits.max_offload_tokens, state.request.num_prompt_tokens)
+        return state.limits.max_offload_tokens
+
     def _next_offer(self, state: RequestOffloadState, last_token: int) -> int:
         """Say how many tokens have to be computed before there is anything new to offer."""
         prompt_tokens, offers = state.request.num_prompt_tokens, []
         for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
             tokens = (group_state.next_stored_chunk_idx + 1) * group.tokens_per_chunk
-            if tokens > last_token:
+            if tokens > last_token or group.keeps_states:
                 continue
             if tokens > prompt_tokens:
                 # What a limit cuts off is offered when the request ends.
@@ -101,8 +131,9 @@ class StorePlanner:
         state.refused = None
         while run:
             output = self._manager.prepare_store(run, state.context, self._queue_room())
-            if output.keys_to_store:
-                self._open(state, group_state, group, output, now_s)
+            if stored := output.keys_to_store:
+                blocks = slice(stored.start * group.blocks_per_chunk, stored.stop * group.blocks_per_chunk)
+                self._open(state, group, output, ids(group_state.block_ids[blocks]), now_s)
             if output.refusal is not None:
                 self._note_refusal(state, group_state, group, output)
                 return
@@ -133,22 +164,20 @@ class StorePlanner:
     def _open(
         self,
         state: RequestOffloadState,
-        group_state: GroupOffloadState,
         group: GroupGeometry,
         output: PrepareStoreOutput,
+        block_ids: Ids,
         now_s: float,
     ) -> None:
         run = output.keys_to_store
-        first = run.start * group.blocks_per_chunk
-        block_ids = ids(group_state.block_ids[first : run.stop * group.blocks_per_chunk])
         if self._config.with_events:
             self._manager.describe(run, output.store_spec, _content(state, run, group))
-        hop = self._hop(group, block_ids, first, output.store_spec)
+        first = run.stop * group.blocks_per_chunk - len(block_ids)
         self._jobs.plan(
             state,
             self._manager.generation,
             Direction.STORE,
-            (hop,),
+            (self._hop(group, block_ids, first, output.store_spec),),
             (HeldChunks(run, output.store_spec),),
             now_s,
         )

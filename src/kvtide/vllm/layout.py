@@ -4,6 +4,7 @@ Reads ``VllmConfig`` and ``KVCacheConfig``; the tensors themselves are looked at
 ``kvtide.transfer.region``.
 """
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
@@ -16,7 +17,10 @@ if TYPE_CHECKING:
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
 
 WINDOWED_KINDS = {GroupKind.SLIDING_WINDOW.value}
-VERIFIED_KINDS = {GroupKind.FULL_ATTENTION.value, *WINDOWED_KINDS}
+VERIFIED_KINDS = {GroupKind.FULL_ATTENTION.value, GroupKind.MAMBA.value, *WINDOWED_KINDS}
+
+STATE_WINDOW_TOKENS = 2
+"""See ``GroupGeometry.window_tokens``."""
 
 DENSE_LAYOUT = "BLHNC"
 """One block of all layers is one piece: the cheapest speed there is."""
@@ -69,6 +73,7 @@ def geometry_of(
             f"{' (of a drafter)' if drafts else ''}; this kvtide is verified with groups of"
             f" {', '.join(sorted(VERIFIED_KINDS))} only. Serve the model without kvtide"
         )
+    _refuse_unverified_states(vllm_config, [group.kv_cache_spec for group in groups])
     if len(kv_cache_config.prefix_cacheable_group_ids) < len(groups):
         raise LayoutError(
             "this model has a KV cache group that cannot be cached by prefix. Serve it without kvtide"
@@ -88,6 +93,9 @@ def _group(
     index: int, kind: str, spec: "KVCacheSpec", tokens_per_hash: int | None, blocks_per_chunk: int
 ) -> GroupGeometry:
     window = spec.sliding_window if kind in WINDOWED_KINDS else None
+    if kind == GroupKind.MAMBA.value:
+        # Of several blocks only the last state is of use.
+        window, blocks_per_chunk = STATE_WINDOW_TOKENS, 1
     return GroupGeometry(
         index,
         GroupKind(kind),
@@ -96,6 +104,18 @@ def _group(
         tokens_per_hash or spec.block_size,
         window,
     )
+
+
+def _refuse_unverified_states(vllm_config: "VllmConfig", specs: "Sequence[KVCacheSpec]") -> None:
+    """Refuse recurrent layers whose states are not kept at boundaries, or may be zeroed under a copy."""
+    for spec in specs:
+        mode = getattr(spec, "mamba_cache_mode", "align")
+        if mode != "align":
+            raise ConfigError("mamba_cache_mode", mode, "this kvtide is verified with 'align' only")
+    device = vllm_config.device_config.device_type
+    if device != "cpu" and any(hasattr(spec, "mamba_cache_mode") for spec in specs):
+        # vLLM's newer model runner zeroes blocks before it lets a connector wait for their copies.
+        raise ConfigError("device", device, "recurrent layers are verified on vLLM's CPU backend only")
 
 
 def kv_bytes_of(kv_cache_config: "KVCacheConfig") -> int:
