@@ -30,12 +30,14 @@ from engine.server import (
     wait_until_gone,
 )
 from engine.tiny_engine import BLOCK_TOKENS
+from kvtide.manager.cpu import ROOM_WANTED
 from kvtide.metrics import DEFINITIONS, Kind
 
 BUDGET_BYTES = 24 << 20
 CHUNK_BYTES = 32 << 10
 CHUNKS_PER_PROMPT = STORED_TOKENS // BLOCK_TOKENS
-OVERFILLING_PROMPTS = BUDGET_BYTES // CHUNK_BYTES // CHUNKS_PER_PROMPT + 3
+POOL_CHUNKS = BUDGET_BYTES // CHUNK_BYTES
+OVERFILLING_PROMPTS = POOL_CHUNKS // CHUNKS_PER_PROMPT + 3
 TERM_LIMIT_S = 15.0
 
 
@@ -182,7 +184,7 @@ def test_metrics_after_traffic(overfilled: Servers) -> None:
     assert value("transfer_bytes_total", direction="store") == stored_chunks * CHUNK_BYTES
     assert value("transfer_bytes_total", direction="load") == CHUNKS_PER_PROMPT * CHUNK_BYTES
     assert value("hit_tokens_total", medium="host") == STORED_TOKENS
-    assert value("evicted_chunks_total") == stored_chunks - BUDGET_BYTES // CHUNK_BYTES
+    assert 0 <= value("evicted_chunks_total") - (stored_chunks - POOL_CHUNKS) <= POOL_CHUNKS // ROOM_WANTED
     assert value("pool_budget_bytes") == value("pool_capacity_bytes") == BUDGET_BYTES
     assert 0 < value("pool_used_bytes") <= BUDGET_BYTES
     assert value("pool_pinned_bytes") == value("open_store_bytes") == 0
@@ -226,9 +228,11 @@ def test_removed_events_name_what_was_stored_and_no_more(overfilled: Servers) ->
         assert held.issuperset(event.block_hashes)
         held.difference_update(event.block_hashes)
         removed += len(event.block_hashes)
-    assert removed == OVERFILLING_PROMPTS * CHUNKS_PER_PROMPT - BUDGET_BYTES // CHUNK_BYTES
+    # A little is freed ahead of need.
+    room = removed - (OVERFILLING_PROMPTS * CHUNKS_PER_PROMPT - POOL_CHUNKS)
+    assert 0 <= room <= POOL_CHUNKS // ROOM_WANTED
     # A subscriber who has heard everything knows what can be fetched now.
-    assert len(held) * CHUNK_BYTES == BUDGET_BYTES
+    assert len(held) == POOL_CHUNKS - room
 
 
 def test_the_pool_is_resident_and_within_its_budget(overfilled: Servers) -> None:

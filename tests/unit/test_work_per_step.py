@@ -115,6 +115,7 @@ def test_a_step_plans_a_bounded_number_of_stores_and_the_next_one_the_others() -
 def test_a_step_makes_a_bounded_number_of_stores_ready_and_the_engine_is_kept_awake_for_the_others() -> None:
     half = Half()
     requests = [half.admit(f"r{index}", [index] * 9) for index in range(8)]
+    half.step(**{request.request_id: 1 for request in requests})
     for request in requests:
         # The end of a request plans its store whatever the step has room for.
         request.num_computed_tokens = 9
@@ -136,6 +137,7 @@ def test_a_step_makes_a_bounded_number_of_stores_ready_and_the_engine_is_kept_aw
 def test_a_reset_before_copied_stores_are_made_ready_forgets_them() -> None:
     half = Half(slots=64)
     requests = [half.admit(f"r{index}", [index] * 9) for index in range(8)]
+    half.step(**{request.request_id: 1 for request in requests})
     for request in requests:
         request.num_computed_tokens = 9
         half.scheduler.request_finished_all_groups(request, (list(range(1, 4)),), 0.0)

@@ -89,8 +89,7 @@ class LoadPlanner:
             self._metrics.add("hit_tokens", status.token_count, "host")
             return
         self._metrics.add("failed_load_requests", 1)
-        state.barred_from_token = state.local_tokens
-        state.memo = None
+        state.load_failed = True
 
     def check_invariants(self) -> None:
         """Check that nobody waits for a load that is closed."""

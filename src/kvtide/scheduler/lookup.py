@@ -34,8 +34,6 @@ def readable_tokens(state: RequestOffloadState, geometry: KVGeometry, computed_t
     tokens_per_hash = geometry.groups[0].tokens_per_hash
     limit = min(request.num_tokens - 1, len(request.block_hashes) * tokens_per_hash)
     limit = min(limit, computed_tokens + state.limits.max_load_tokens)
-    if state.barred_from_token is not None:
-        limit = min(limit, state.barred_from_token)
     return geometry.restore_point(max(limit, 0))
 
 

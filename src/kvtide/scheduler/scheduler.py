@@ -6,6 +6,7 @@ The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with t
 
 import logging
 from collections import deque
+from collections.abc import Collection
 
 from kvtide.events import OffloadingEvent
 from kvtide.jobs import (
@@ -97,7 +98,7 @@ class OffloadingConnectorScheduler:
                 return None, False
             state.wait = None
         state.begin_admission(num_computed_tokens)
-        if request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
+        if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
         hit_tokens = found.restored_tokens - num_computed_tokens
@@ -146,8 +147,8 @@ class OffloadingConnectorScheduler:
         wait after a preemption.
         """
         state = self._requests.pop(request.request_id, None)
-        # The blocks of an open load hold nothing yet.
-        if state is None or state.load_job is not None or not any(block_ids):
+        # The blocks of an open load, ours or another connector's, hold nothing yet.
+        if state is None or state.load_job is not None or not state.computed or not any(block_ids):
             return
         state.request = request
         for group_state, table in zip(state.groups, block_ids, strict=True):
@@ -169,6 +170,7 @@ class OffloadingConnectorScheduler:
         requests, room = self._requests, STORES_PER_STEP
         for request_id, token_count in step.num_scheduled_tokens.items():
             if (state := requests.get(request_id)) is not None:
+                state.computed = True
                 computed_tokens = state.request.num_computed_tokens + token_count
                 if computed_tokens >= state.offer_at and room:
                     # Who finds no room is asked again in the next step, or when it ends.
@@ -182,9 +184,23 @@ class OffloadingConnectorScheduler:
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
         return OffloadingConnectorMetadata(self._manager.generation, self._jobs.send(), jobs_to_flush)
 
-    def update_connector_output(self, answers: OffloadingWorkerMetadata | None, now_s: float) -> None:
-        """Take in what the ranks answered; answers for jobs that are closed change nothing."""
+    def update_connector_output(
+        self,
+        answers: OffloadingWorkerMetadata | None,
+        now_s: float,
+        failed_request_ids: Collection[str] = (),
+    ) -> None:
+        """Take in what the ranks answered; answers for jobs that are closed change nothing.
+
+        Args:
+            answers: Of our own workers, None without any.
+            now_s: Now.
+            failed_request_ids: Requests whose load has failed, whoever loaded.
+        """
         self._pace.step_ended(now_s)
+        for request_id in failed_request_ids:
+            if (state := self._requests.get(request_id)) is not None:
+                state.load_failed = True
         if answers is None:
             self._make_ready()
             return

@@ -94,7 +94,10 @@ class RequestOffloadState:
         local_tokens: The engine's own hit, as it was last told to us.
         transfer_jobs: Open jobs of this request.
         load_job: The open load, if any.
-        barred_from_token: Tokens from here on are not offered again: their load has failed.
+        load_failed: A load of this request has failed, ours or another connector's. None is offered again:
+            the same chunks might fail for ever, and vLLM 0.32 counts the blocks of a request whose load has
+            failed as reserved, against itself: a second load may wait for them for ever.
+        computed: A forward has been planned for it since its admission: its blocks hold something.
         deferred_since_s: When the present wait began.
         refused: Why a store was refused, and the epoch it waits to see the end of.
         being_admitted: The engine has asked and not yet told us of blocks.
@@ -111,7 +114,8 @@ class RequestOffloadState:
     local_tokens: int = 0
     transfer_jobs: set[JobId] = field(default_factory=set)
     load_job: JobId | None = None
-    barred_from_token: int | None = None
+    load_failed: bool = False
+    computed: bool = False
     deferred_since_s: float | None = None
     refused: tuple[Refusal, int] | None = None
     being_admitted: bool = False
@@ -124,7 +128,7 @@ class RequestOffloadState:
         """Note that the engine asks on behalf of a request that owns no blocks."""
         self.local_tokens = local_tokens
         self.being_admitted = True
-        self.stale = False
+        self.stale = self.computed = False
         self.offer_at = 0
         for group in self.groups:
             group.block_ids = []

@@ -26,6 +26,9 @@ from kvtide.transfer.pool import HostPool
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 0.75
+"""Share of the flush limit after which a copy is cancelled; the rest is for it to notice."""
+
 
 @dataclass(slots=True)
 class LoadResults:
@@ -185,11 +188,14 @@ class OffloadingWorker:
         self._metrics.add("flushed_stores", len(flushed))
         for direction, handler in self._handlers.items():
             waited = {job_id for job_id in flushed if self._open[job_id].direction is direction}
-            if not waited or handler.wait(waited, self._flush_limit_s):
+            if direction is Direction.STORE:
+                # What a void store still reads is void too: no step waits for it again.
+                waited -= self._void
+            if not waited or handler.wait(waited, PATIENCE * self._flush_limit_s):
                 continue
             self._void |= waited
             handler.cancel(waited)
-            while not handler.wait(waited, self._flush_limit_s):
+            while not handler.wait(waited, (1 - PATIENCE) * self._flush_limit_s):
                 if direction is Direction.STORE:
                     # It only reads: what it has read is void, and its slots stay taken until it ends.
                     logger.error(

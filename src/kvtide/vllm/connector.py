@@ -164,7 +164,9 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         answers = connector_output.kv_connector_worker_meta
         self._deciding.update_connector_output(
-            answers.answers if isinstance(answers, WorkerAnswers) else None, time.monotonic()
+            answers.answers if isinstance(answers, WorkerAnswers) else None,
+            time.monotonic(),
+            connector_output.failed_recving or (),
         )
 
     def request_finished_all_groups(
