@@ -49,11 +49,12 @@ class Residency:
         self._slots = [np.empty(0, dtype=np.int32) for _ in range(len(groups) * tier_count)]
         self._have = [array("i", [0]) for _ in self._slots]
         self._reach = [self._have[tier * len(groups) :][: len(groups)] for tier in self._tiers]
-        self._in_service = [True] * tier_count
+        self._serving = tuple(self._tiers)
 
     def mask(self, tier: int, in_service: bool) -> None:
         """Leave a tier out of every answer, or take it in again."""
-        self._in_service[tier] = in_service
+        others = {one for one in self._serving if one != tier}
+        self._serving = tuple(sorted(others | {tier} if in_service else others))
 
     def resident(
         self, group: int, keys: Sequence[bytes], start: int, stop: int, tier: int | None = None
@@ -68,7 +69,7 @@ class Residency:
             tier: Only there, in service or not; None: in any tier in service.
         """
         path = self.tree.find(keys, stop * self._groups[group].stride)
-        return self._resident(group, path, start, stop, self._serving() if tier is None else (tier,))
+        return self._resident(group, path, start, stop, self._serving if tier is None else (tier,))
 
     def slots(self, tier: int, group: int, keys: Sequence[bytes], start: int, stop: int) -> np.ndarray:
         """Give ``int32[n]``: slots of the chunks ``[start, stop)`` that the tier knows, ABSENT for holes."""
@@ -79,7 +80,7 @@ class Residency:
     def restore_point(self, keys: Sequence[bytes], stop: int) -> int:
         """Find the deepest position, ``stop`` at most, at which every group has what a reader needs."""
         nodes, known = path = self.tree.find(keys, stop)
-        tiers = self._serving()
+        tiers = self._serving
         point, windowed = known, []
         for index, group in enumerate(self._groups):
             if group.window is None:
@@ -130,9 +131,6 @@ class Residency:
         return rows[0][node] if len(rows) == 1 else max(row[node] for row in rows)
 
     # -- inside ---------------------------------------------------------------------------------
-
-    def _serving(self) -> list[int]:
-        return [tier for tier in self._tiers if self._in_service[tier]]
 
     def _resident(self, group: int, path: Path, start: int, stop: int, tiers: Sequence[int]) -> int:
         nodes, known = path
