@@ -72,7 +72,8 @@ class Asker:
     def __init__(self, chance: random.Random, shape: EngineShape) -> None:
         self._chance = chance
         self._shape = shape
-        self._longest = min((shape.num_blocks - 3) * shape.tokens_per_block, 360)
+        # Each group needs blocks of its own.
+        self._longest = min((shape.num_blocks - 3) // len(shape.groups) * shape.tokens_per_block, 360)
         self._stems: list[tuple[list[int], Identity]] = []
         self._asked: list[Ask] = []
 

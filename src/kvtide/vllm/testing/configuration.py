@@ -42,10 +42,9 @@ class Configuration:
     def shape(self, chance: random.Random) -> EngineShape:
         """Draw the rest."""
         tokens_per_block = chance.choice((2, 4, 4, 8))
-        layers = tuple(f"layers.{index}" for index in range(chance.choice((1, 2, 3))))
         return EngineShape(
             chance.choice((22, 30, 44) if self.small else (130, 200, 260)),
-            (GroupShape(layers, tokens_per_block),),
+            _groups(chance, tokens_per_block),
             self.asynchronous,
             self.runner,
             self.rank_count,
@@ -67,6 +66,19 @@ class Configuration:
                 "self_test": chance.random() < 0.2,
             },
         )
+
+
+def _groups(chance: random.Random, tokens_per_block: int) -> tuple[GroupShape, ...]:
+    """Full attention alone, or beside one or two groups that see a window."""
+    windows = chance.choice(((), (), (1,), (1, 1)))
+    return tuple(
+        GroupShape(
+            tuple(f"{kind}{index}.layers.{layer}" for layer in range(chance.choice((1, 2, 3)))),
+            tokens_per_block,
+            chance.choice((2, 5, 8, 13, 24, 50)) if windowed else None,
+        )
+        for index, (kind, windowed) in enumerate((("full", False), *(("window", True) for _ in windows)))
+    )
 
 
 CONFIGURATIONS = tuple(

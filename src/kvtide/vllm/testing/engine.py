@@ -15,7 +15,12 @@ from typing import Any
 import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
-from vllm.v1.core.kv_cache_utils import get_block_hash, get_request_block_hasher, init_none_hash
+from vllm.v1.core.kv_cache_utils import (
+    get_block_hash,
+    get_group_id,
+    get_request_block_hasher,
+    init_none_hash,
+)
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
@@ -223,12 +228,11 @@ class ModelEngine:
         """Check the bytes of every block that the engine offers to whoever asks for its hash."""
         for request_id, request in self._requests.items():
             self.oracle.note_hashes(request_id, request.block_hashes, self.shape.tokens_per_block)
-        cached = {
-            block.block_id: get_block_hash(block.block_hash)
-            for block in self.scheduler.kv_cache_manager.block_pool.blocks
-            if block.block_hash is not None
-        }
-        return self.oracle.check_cached(0, cached)
+        cached: list[dict[int, bytes]] = [{} for _ in self.shape.groups]
+        for block in self.scheduler.kv_cache_manager.block_pool.blocks:
+            if block.block_hash is not None:
+                cached[get_group_id(block.block_hash)][block.block_id] = get_block_hash(block.block_hash)
+        return sum(self.oracle.check_cached(index, blocks) for index, blocks in enumerate(cached))
 
     def forget(self) -> None:
         """Forget requests that have ended; the engine is idle."""

@@ -12,6 +12,7 @@ from kvtide.vllm.testing.ranks import siblings_of
 from kvtide.vllm.testing.shape import EngineShape, Siblings
 
 LAYERS = ("layers.0", "layers.1", "layers.2")
+WINDOWED_LAYERS = ("layers.3", "layers.4")
 
 __all__ = ["Harness", "WrongBytesError"]
 
@@ -28,6 +29,7 @@ class Harness(ModelEngine):
         budget_tokens: Tokens a step may compute.
         host_pages: Pages of host memory; kvtide maps whole ones.
         siblings: Whether another connector loads too; then ``sibling.chance`` is the test's to set.
+        window_tokens: Of a second group, which sees a window; None for no such group.
         settings: Of kvtide, beside the host memory.
 
     Attributes:
@@ -46,13 +48,17 @@ class Harness(ModelEngine):
         budget_tokens: int = 256,
         host_pages: int = 8,
         siblings: Siblings = Siblings.NONE,
+        window_tokens: int | None = None,
         **settings: Any,
     ) -> None:
         self.store, self.load = HeldDevice(Direction.STORE), HeldDevice(Direction.LOAD)
         copiers = {Direction.STORE: self.store, Direction.LOAD: self.load}
+        groups = (GroupShape(LAYERS, tokens_per_block),)
+        if window_tokens is not None:
+            groups += (GroupShape(WINDOWED_LAYERS, tokens_per_block, window_tokens),)
         shape = EngineShape(
             num_blocks,
-            (GroupShape(LAYERS, tokens_per_block),),
+            groups,
             asynchronous,
             block_first=block_first,
             budget_tokens=budget_tokens,

@@ -15,7 +15,7 @@ class EventLedger:
     """Chunks announced in host memory and not taken back.
 
     Attributes:
-        announced: Their hashes.
+        announced: Their groups and hashes.
         event_count: Events about host memory.
     """
 
@@ -33,7 +33,7 @@ class EventLedger:
             if not isinstance(event, BlockStored | BlockRemoved) or event.medium != Medium.HOST.value:
                 continue
             self.event_count += 1
-            hashes = set(event.block_hashes)
+            hashes = {(event.group_idx, block_hash) for block_hash in event.block_hashes}
             if isinstance(event, BlockRemoved):
                 if hashes - self.announced:
                     raise LeakError(f"{len(hashes - self.announced)} chunks leave that were never announced")
@@ -41,8 +41,9 @@ class EventLedger:
                 continue
             if hashes & self.announced:
                 raise LeakError(f"{len(hashes & self.announced)} chunks are announced twice")
-            parent = event.parent_block_hash
-            if parent is not None and parent not in self.announced:
+            # Chunks of a window may be there without those before them.
+            parent = event.parent_block_hash if event.kv_cache_spec_kind == "full_attention" else None
+            if parent is not None and (event.group_idx, parent) not in self.announced:
                 raise LeakError("a chunk is announced whose parent is not there")
             if len(event.token_ids) != len(event.block_hashes) * event.block_size:
                 raise LeakError(f"{len(event.token_ids)} tokens for {len(event.block_hashes)} chunks")

@@ -19,25 +19,32 @@ class GroupShape:
 
     Attributes:
         layer_names: Its layers.
-        tokens_per_block: Tokens a block holds.
+        tokens_per_block: Tokens a block holds; the same in all groups.
+        window_tokens: Tokens a query sees, itself included; None for all before it.
     """
 
     layer_names: tuple[str, ...]
     tokens_per_block: int
+    window_tokens: int | None = None
 
     @property
     def page_bytes(self) -> int:
         """Bytes of one block of one layer."""
         return self.tokens_per_block * WORD_BYTES
 
+    def first_read(self, position: int) -> int:
+        """First token whose KV is read by a query at ``position``."""
+        return 0 if self.window_tokens is None else max(0, position - self.window_tokens + 1)
+
 
 class DeviceMemory:
     """One shard of every group on each rank.
 
-    Places are counted per group: token ``t`` of block ``b`` is at ``b * tokens_per_block + t``.
+    The groups share their bytes, as in vLLM: a block belongs to one group at a time. Places are counted per
+    group: token ``t`` of block ``b`` is at ``b * tokens_per_block + t``.
 
     Args:
-        groups: The groups; each has its own bytes.
+        groups: The groups.
         num_blocks: Of the device, the null block included.
         rank_count: Ranks.
         block_first: All layers of a block lie together.
@@ -50,27 +57,22 @@ class DeviceMemory:
         self, groups: Sequence[GroupShape], num_blocks: int, rank_count: int, block_first: bool
     ) -> None:
         self.groups = tuple(groups)
-        words = [num_blocks * group.tokens_per_block * len(group.layer_names) for group in groups]
-        self._words = np.zeros((rank_count, sum(words)), dtype=np.uint64)
-        self._at: list[np.ndarray] = []  # per group, int64[layers, places]: where in a rank's words
-        self.kv_caches: list[dict[str, torch.Tensor]] = [{} for _ in range(rank_count)]
-        begin = 0
-        for group, count in zip(self.groups, words, strict=True):
-            layers, tokens = len(group.layer_names), group.tokens_per_block
-            index = np.arange(begin, begin + count)
-            if block_first:
-                blocks = index.reshape(num_blocks, layers, tokens).transpose(1, 0, 2)
-            else:
-                blocks = index.reshape(layers, num_blocks, tokens)
-            self._at.append(np.ascontiguousarray(blocks).reshape(layers, num_blocks * tokens))
-            for rank, caches in enumerate(self.kv_caches):
-                storage = torch.from_numpy(self._words[rank, begin : begin + count].view(np.int64))
-                if block_first:
-                    views = storage.view(num_blocks, layers, 1, tokens, 1).unbind(1)
-                else:
-                    views = storage.view(layers, num_blocks, 1, tokens, 1).unbind(0)
-                caches.update(zip(group.layer_names, views, strict=True))
-            begin += count
+        tokens = self.groups[0].tokens_per_block
+        layers = max(len(group.layer_names) for group in groups)
+        shape = (num_blocks, layers, tokens) if block_first else (layers, num_blocks, tokens)
+        self._words = np.zeros((rank_count, num_blocks * layers * tokens), dtype=np.uint64)
+        index = np.arange(self._words.shape[1]).reshape(shape)
+        at = np.ascontiguousarray(index.transpose(1, 0, 2) if block_first else index)
+        at = at.reshape(layers, num_blocks * tokens)
+        # Per group, int64[layers, places]: where in a rank's words.
+        self._at = [at[: len(group.layer_names)] for group in groups]
+        self.kv_caches: list[dict[str, torch.Tensor]] = []
+        for words in self._words:
+            storage = torch.from_numpy(words.view(np.int64)).view(shape)
+            views = [one[:, None, :, None] for one in storage.unbind(1 if block_first else 0)]
+            self.kv_caches.append(
+                {name: view for group in groups for name, view in zip(group.layer_names, views, strict=False)}
+            )
 
     def read(self, group_index: int, places: np.ndarray) -> np.ndarray:
         """Look at ``uint64[ranks, layers, places]``."""

@@ -97,17 +97,20 @@ class Oracle:
             self._memory.write(group_index, places, states ^ marks)
 
     def read(self, spans: Sequence[Span]) -> None:
-        """Attend: every rank and layer reads all tokens up to the end of these spans.
+        """Attend: every rank and layer reads what its queries see, up to the end of these spans.
 
         Raises:
-            WrongBytesError: One of them is not what its prefix demands.
+            WrongBytesError: Something of it is not what its prefix demands.
         """
-        for group_index, marks in enumerate(self._marks):
-            places = np.concatenate([span.places[group_index][: span.end] for span in spans])
-            states = np.concatenate([self._requests[span.request_id].states[: span.end] for span in spans])
+        for group_index, (group, marks) in enumerate(zip(self._memory.groups, self._marks, strict=True)):
+            seen = [(span, group.first_read(span.begin)) for span in spans]
+            places = np.concatenate([span.places[group_index][begin : span.end] for span, begin in seen])
+            states = np.concatenate(
+                [self._requests[span.request_id].states[begin : span.end] for span, begin in seen]
+            )
             found = self._memory.read(group_index, places)
             if not np.array_equal(found, states ^ marks):
-                self._complain(group_index, spans, found, states ^ marks)
+                self._complain(group_index, seen, found, states ^ marks)
 
     # -- loads ----------------------------------------------------------------------------------------
 
@@ -122,17 +125,18 @@ class Oracle:
         """Check what a rank has just said to be there.
 
         Raises:
-            WrongBytesError: One of the first ``end`` tokens is not.
+            WrongBytesError: One of the tokens that a query at ``end`` sees is not.
         """
-        states = self._requests[request_id].states[:end]
-        for group_index, marks in enumerate(self._marks):
-            found = self._memory.read_rank(rank, group_index, places[group_index][:end])
+        for group_index, (group, marks) in enumerate(zip(self._memory.groups, self._marks, strict=True)):
+            begin = group.first_read(end)
+            states = self._requests[request_id].states[begin:end]
+            found = self._memory.read_rank(rank, group_index, places[group_index][begin:end])
             wrong = np.argwhere(found != states ^ marks[rank])
             if len(wrong):
                 layer, token = wrong[0]
                 raise WrongBytesError(
                     f"{request_id}: loaded {end} tokens, rank {rank}, group {group_index}, layer {layer},"
-                    f" token {token} and {len(wrong) - 1} more"
+                    f" token {begin + token} and {len(wrong) - 1} more"
                 )
 
     # -- the engine's own cache -----------------------------------------------------------------------
@@ -175,17 +179,17 @@ class Oracle:
         return len(known)
 
     def _complain(
-        self, group_index: int, spans: Sequence[Span], found: np.ndarray, demanded: np.ndarray
+        self, group_index: int, seen: Sequence[tuple[Span, int]], found: np.ndarray, demanded: np.ndarray
     ) -> None:
         wrong = np.argwhere(found != demanded)
         rank, layer, at = wrong[0]
         tokens = self._memory.groups[group_index].tokens_per_block
-        for span in spans:
-            if at < span.end:
+        for span, begin in seen:
+            if at < span.end - begin:
                 break
-            at -= span.end
-        place = span.places[group_index][at]
+            at -= span.end - begin
         raise WrongBytesError(
-            f"{span.request_id}: token {at}, block {place // tokens}, rank {rank}, group {group_index},"
-            f" layer {layer} and {len(wrong) - 1} more words; computing {span.begin} to {span.end}"
+            f"{span.request_id}: token {begin + at}, block {span.places[group_index][begin + at] // tokens},"
+            f" rank {rank}, group {group_index}, layer {layer} and {len(wrong) - 1} more words;"
+            f" computing {span.begin} to {span.end}"
         )

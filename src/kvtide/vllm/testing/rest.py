@@ -84,7 +84,10 @@ def revisit(engine: ModelEngine, ask: Ask, settle: Callable[[], None], number: i
     fits = manager.capacity * 39 // 40 - 1
     # What found the queue of stores full is offered again, but a short request may be gone by then.
     queue = int(settings["store_queue"]) // (sum(pool.slot_bytes for pool in _pools(engine)))
-    due = min(chunks, fits, queue) * tokens_per_chunk
+    room = min(fits, queue)
+    if len(engine.shape.groups) > 1 and chunks * len(engine.shape.groups) > room:
+        chunks = 0  # a point that not all groups could store is none
+    due = min(chunks, room) * tokens_per_chunk
     if hit_tokens < due:
         raise LeakError(
             f"{len(ask.prompt)} tokens were asked {times + 1} times, {hit_tokens} of {due} came from host"

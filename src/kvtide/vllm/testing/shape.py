@@ -19,7 +19,13 @@ from vllm.config import (
     SchedulerConfig,
     VllmConfig,
 )
-from vllm.v1.kv_cache_interface import FullAttentionSpec, KVCacheConfig, KVCacheGroupSpec, KVCacheTensor
+from vllm.v1.kv_cache_interface import (
+    FullAttentionSpec,
+    KVCacheConfig,
+    KVCacheGroupSpec,
+    KVCacheTensor,
+    SlidingWindowSpec,
+)
 
 from kvtide.vllm import plugin
 from kvtide.vllm.testing import sibling
@@ -88,12 +94,17 @@ class EngineShape:
         tensors, groups = [], []
         for group in self.groups:
             names = list(group.layer_names)
-            spec = FullAttentionSpec(
-                block_size=group.tokens_per_block,
-                num_kv_heads=1,
-                head_size=1,
-                head_size_v=1,
-                dtype=torch.float32,
+            common = {
+                "block_size": group.tokens_per_block,
+                "num_kv_heads": 1,
+                "head_size": 1,
+                "head_size_v": 1,
+                "dtype": torch.float32,
+            }
+            spec = (
+                FullAttentionSpec(**common)
+                if group.window_tokens is None
+                else SlidingWindowSpec(**common, sliding_window=group.window_tokens)
             )
             size = group.page_bytes * self.num_blocks * len(names)
             tensors.append(KVCacheTensor(size, names, 0, group.page_bytes))

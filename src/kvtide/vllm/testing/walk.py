@@ -165,7 +165,7 @@ class Walk:
             self.report.happened["asleep"] += 1
             self._between()
         took_s, hook = engine.longest_hook_s
-        if took_s > 2 * FLUSH_LIMIT_S + 1e-6:
+        if took_s > FLUSH_LIMIT_S + 1e-6:
             raise HangError(f"{hook} waited {took_s:.3f} s, where {FLUSH_LIMIT_S} s are allowed")
 
     def _rest(self) -> None:
