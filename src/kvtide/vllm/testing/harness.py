@@ -53,7 +53,7 @@ class Harness(ModelEngine):
     ) -> None:
         self.store, self.load = HeldDevice(Direction.STORE), HeldDevice(Direction.LOAD)
         copiers = {Direction.STORE: self.store, Direction.LOAD: self.load}
-        groups = (GroupShape(LAYERS, tokens_per_block),)
+        groups: tuple[GroupShape, ...] = (GroupShape(LAYERS, tokens_per_block),)
         if window_tokens is not None:
             groups += (GroupShape(WINDOWED_LAYERS, tokens_per_block, window_tokens),)
         shape = EngineShape(
