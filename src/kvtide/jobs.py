@@ -179,11 +179,14 @@ class OffloadingConnectorMetadata:
         generation: Of the catalog; jobs of an older one end as failed on the worker.
         jobs: New jobs, in the order they were planned.
         jobs_to_flush: Open stores that must have left their device blocks before this step's forward.
+        jobs_to_give_up: Open loads whose copies do not end. Their requests are reported as failed now; the
+            jobs are answered when the copies have ended, if ever. Their blocks stay held meanwhile.
     """
 
     generation: int = 0
     jobs: tuple[TransferJob, ...] = ()
     jobs_to_flush: frozenset[JobId] = frozenset()
+    jobs_to_give_up: frozenset[JobId] = frozenset()
 
 
 HopKey = tuple[JobId, int]

@@ -213,3 +213,49 @@ def test_a_store_that_ended_is_never_overdue() -> None:
     half.answer(done(half.step(first=41)))
     half.scheduler.build_connector_meta(FakeStep({}), 1000.0)
     assert half.ready(request) == 10
+
+
+class FakePool:
+    """References on blocks, as the engine's pool counts them."""
+
+    def __init__(self, count: int) -> None:
+        self.blocks = list(range(count))
+        self.held = [0] * count
+
+    def touch(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.held[block] += 1
+
+    def free_blocks(self, blocks: list[int]) -> None:
+        for block in blocks:
+            self.held[block] -= 1
+
+
+def test_a_load_that_never_ends_is_given_up_and_nobody_gets_its_blocks_before_it_has() -> None:
+    half, pool = Half(transfer_deadline_s=10.0), FakePool(700)
+    half.scheduler.bind_block_pool(pool)
+    tokens = list(range(41))
+    half.admit("first", tokens)
+    half.answer(done(half.step(first=41)))
+    request = FakeRequest("loading", tokens)
+    half.scheduler.on_new_request(request)
+    assert half.scheduler.get_num_new_matched_tokens(request, 0, 0.0) == (40, True)
+    half.scheduler.update_state_after_alloc(request, (list(range(600, 610)),), 40, 0.0)
+    load = half.step()
+    (job,) = load.jobs
+    assert not half.scheduler.build_connector_meta(FakeStep({}), 14.0).jobs_to_give_up
+    assert half.scheduler.build_connector_meta(FakeStep({}), 16.0).jobs_to_give_up == {job.job_id}
+    assert [block for block in range(700) if pool.held[block]] == list(range(600, 610))
+    # The request asks anew, is not offered another load and waits for nobody; nor does anyone else.
+    assert half.scheduler.get_num_new_matched_tokens(request, 0, 17.0) == (0, False)
+    other = FakeRequest("other", tokens)
+    half.scheduler.on_new_request(other)
+    assert half.scheduler.get_num_new_matched_tokens(other, 0, 17.0) == (40, True)
+    assert half.manager.pinned_count == 10, "its source stays, too"
+    half.scheduler.check_invariants()
+    # It ends after all.
+    half.answer(OffloadingWorkerMetadata(results={(job.job_id, 0): {0: HopResult.FAILED}}))
+    assert not any(pool.held)
+    assert half.manager.pinned_count == 0
+    half.scheduler.check_invariants()
+    assert not half.scheduler.build_connector_meta(FakeStep({}), 99.0).jobs_to_give_up

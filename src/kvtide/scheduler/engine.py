@@ -4,11 +4,23 @@ Protocols over vLLM's ``Request`` and ``SchedulerOutput`` (0.32 and 0.33), so th
 be driven by vLLM, by a test or by a trace. Nothing here is written to.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Protocol
 
 BlockTable = tuple[Sequence[int], ...]
 """Block ids per KV cache group, in prefix order."""
+
+
+class BlockPool(Protocol):
+    """vLLM's ``BlockPool``, as far as we use it: to hold blocks that a copy may still write into."""
+
+    blocks: Sequence[Any]
+
+    def touch(self, blocks: Sequence[Any]) -> None:
+        """Take one reference on each block."""
+
+    def free_blocks(self, ordered_blocks: Iterable[Any]) -> None:
+        """Give one reference of each back."""
 
 
 class EngineRequest(Protocol):

@@ -78,11 +78,23 @@ class LoadPlanner:
         for group_state, chunks in zip(state.groups, held, strict=False):
             group_state.num_hit_chunks = len(chunks.run)
 
+    def give_up(self, status: TransferJobStatus) -> None:
+        """Part a request from its load that does not end: it is computed. Its chunks stay pinned."""
+        state = status.owner
+        status.given_up = True
+        self._loading.pop(status.job.job_id, None)
+        state.transfer_jobs.discard(status.job.job_id)
+        state.load_job = None
+        state.load_failed = True
+        self._metrics.add("failed_load_requests", 1)
+
     def ended(self, status: TransferJobStatus) -> None:
         """Unpin the chunks of a load that was closed; after a failure they are not offered to it again."""
         state = status.owner
         for chunks in status.held:
             self._manager.complete_load(chunks.run, chunks.spec, state.context)
+        if status.given_up:
+            return
         del self._loading[status.job.job_id]
         state.load_job = None
         if not status.failed:

@@ -46,6 +46,7 @@ class TransferJobStatus:
         failed: Any rank said so, for any hop.
         state: In the table of ``kvtide.jobs``.
         planned_at_s: On the scheduler's clock.
+        given_up: A load whose request was told that it failed, while its copy goes on.
     """
 
     job: TransferJob
@@ -56,6 +57,7 @@ class TransferJobStatus:
     planned_at_s: float
     failed: bool = False
     state: JobState = JobState.PLANNED
+    given_up: bool = False
 
     @property
     def pending_count(self) -> int:
@@ -106,7 +108,7 @@ class OpenJobs:
         self._open: dict[JobId, TransferJobStatus] = {}
         self._unsent: list[JobId] = []
         self._store_chunks = 0
-        self._stores: deque[tuple[JobId, float]] = deque()  # also closed ones, until they would be overdue
+        self._by_age: deque[tuple[JobId, float]] = deque()  # also closed ones, until they would be overdue
         self.fences = Fences()
         self.closed_count = 0
 
@@ -135,9 +137,9 @@ class OpenJobs:
         owner.transfer_jobs.add(job_id)
         device = job.device_spec()
         self.fences.open(job_id, device.block_ids if device is not None else ids(()))
+        self._by_age.append((job_id, now_s))
         if direction is Direction.STORE:
             self._store_chunks += status.chunk_count
-            self._stores.append((job_id, now_s))
         return status
 
     def send(self) -> tuple[TransferJob, ...]:
@@ -154,13 +156,13 @@ class OpenJobs:
         """Find an open job; None for one that is closed or was never there."""
         return self._open.get(job_id)
 
-    def overdue_stores(self, planned_before_s: float) -> Iterator[TransferJobStatus]:
-        """Name, once each, the open stores that were planned before then: the oldest first."""
-        while self._stores:
-            job_id, planned_at_s = self._stores[0]
+    def overdue(self, planned_before_s: float) -> Iterator[TransferJobStatus]:
+        """Name, once each, the open jobs that were planned before then: the oldest first."""
+        while self._by_age:
+            job_id, planned_at_s = self._by_age[0]
             if planned_at_s >= planned_before_s:
                 return
-            self._stores.popleft()
+            self._by_age.popleft()
             if (status := self._open.get(job_id)) is not None:
                 yield status
 
@@ -185,7 +187,8 @@ class OpenJobs:
         fenced = self.fences.job_ids()
         assert fenced == set(self._open), f"fences {fenced}, open jobs {set(self._open)}"
         for job_id, status in self._open.items():
-            assert job_id in status.owner.transfer_jobs, f"job {job_id} has no owner"
+            owned = job_id in status.owner.transfer_jobs
+            assert owned is not status.given_up, f"job {job_id} has no owner, or one that gave it up"
 
     def __iter__(self) -> Iterator[TransferJobStatus]:
         return iter(self._open.values())

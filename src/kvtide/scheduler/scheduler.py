@@ -7,6 +7,7 @@ The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with t
 import logging
 from collections import deque
 from collections.abc import Collection
+from typing import Any
 
 from kvtide.events import OffloadingEvent
 from kvtide.jobs import (
@@ -19,7 +20,8 @@ from kvtide.jobs import (
 )
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
-from kvtide.scheduler.engine import BlockTable, EngineRequest, EngineStep
+from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
+from kvtide.scheduler.fences import NULL_BLOCK
 from kvtide.scheduler.limits import limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
@@ -66,8 +68,14 @@ class OffloadingConnectorScheduler:
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
         self._gauges: dict[tuple[str, str], int] = {}
+        self._pool: BlockPool | None = None
+        self._give_up: set[JobId] = set()
         self._visits = 0
         self._deferred_count = 0
+
+    def bind_block_pool(self, pool: BlockPool) -> None:
+        """Keep the engine's pool at hand: blocks that a copy may still write into are held through it."""
+        self._pool = pool
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -179,10 +187,13 @@ class OffloadingConnectorScheduler:
                     room -= 1
         self._store_states(step, now_s)
         self._manager.keep_room()
-        self._abandon_stores(now_s)
+        self._note_overdue(now_s)
         flush, self._flush = self._flush, set()
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
-        return OffloadingConnectorMetadata(self._manager.generation, self._jobs.send(), jobs_to_flush)
+        give_up, self._give_up = frozenset(self._give_up), set()
+        return OffloadingConnectorMetadata(
+            self._manager.generation, self._jobs.send(), jobs_to_flush, give_up
+        )
 
     def update_connector_output(
         self,
@@ -345,26 +356,41 @@ class OffloadingConnectorScheduler:
 
     def _end_job(self, status: TransferJobStatus) -> None:
         self._jobs.close(status)
+        if status.given_up and self._pool is not None:
+            self._pool.free_blocks(self._blocks_of(status))
         if status.job.direction is Direction.LOAD:
             self._loads.ended(status)
         else:
             self._copied.append(status)
 
-    def _abandon_stores(self, now_s: float) -> None:
-        """Let nobody wait any longer for stores whose copies began and do not end.
+    def _note_overdue(self, now_s: float) -> None:
+        """Let nobody wait any longer for copies that began and do not end.
 
-        They keep their slots, and their blocks stay fenced: what may still write is nobody else's.
+        They keep their slots and their blocks: what may still be read or written is nobody else's.
         """
         limit_s = self._config.transfer_deadline_s + GRACE_S
-        for status in self._jobs.overdue_stores(now_s - limit_s):
+        for status in self._jobs.overdue(now_s - limit_s):
             logger.warning(
-                "store %d of request %s has not ended after %.0f s: its chunks are forgotten",
+                "%s %d of request %s has not ended after %.0f s",
+                status.job.direction.value,
                 status.job.job_id,
                 status.job.request_id,
                 now_s - status.planned_at_s,
             )
-            for chunks in status.held:
-                self._manager.abandon_store(chunks.run, chunks.spec)
+            if status.job.direction is Direction.STORE:
+                for chunks in status.held:
+                    self._manager.abandon_store(chunks.run, chunks.spec)
+            elif self._pool is not None:
+                # The engine frees the blocks of a load that failed; held, they go to nobody.
+                self._pool.touch(self._blocks_of(status))
+                self._loads.give_up(status)
+                self._give_up.add(status.job.job_id)
+
+    def _blocks_of(self, status: TransferJobStatus) -> list[Any]:
+        device = status.job.device_spec()
+        assert self._pool is not None
+        ids = sorted(set(device.block_ids) - {NULL_BLOCK}) if device is not None else []
+        return [self._pool.blocks[block_id] for block_id in ids]
 
     def _make_ready(self) -> None:
         """Complete stores whose copies have ended, in that order, a bounded number at a time."""

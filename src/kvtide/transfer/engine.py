@@ -69,6 +69,7 @@ class OffloadingWorker:
         # Loads behind a copy that still touches their blocks, and until when they wait.
         self._parked: list[tuple[TransferJob, float]] = []
         self._void: set[JobId] = set()  # end as failed, whatever their copy did
+        self._given_up: set[JobId] = set()  # loads whose requests were told so before the copy has ended
         self._answers: dict[HopKey, HopResult] = {}
         self._loads = LoadResults()
         self._generation = 0
@@ -87,6 +88,8 @@ class OffloadingWorker:
             return
         self._begun = step
         self._note_generation(step.generation)
+        for job_id in step.jobs_to_give_up & self._open.keys():
+            self._give_up(self._open[job_id])
         ready, self._deferred = self._deferred, []
         for job in step.jobs:
             self._open[job.job_id] = job
@@ -151,6 +154,19 @@ class OffloadingWorker:
             if job.direction is Direction.LOAD:
                 self._void.add(job.job_id)
         self._handlers[Direction.LOAD].cancel(self._void)
+
+    def _give_up(self, job: TransferJob) -> None:
+        """Let a request go on whose load does not end; nobody else gets its blocks before it has."""
+        if any(parked.job_id == job.job_id for parked, _ in self._parked):
+            self._parked = [parked for parked in self._parked if parked[0].job_id != job.job_id]
+            self._end(job, success=False)
+            return
+        logger.error("load %d of request %s does not end; it is computed", job.job_id, job.request_id)
+        self._void.add(job.job_id)
+        self._given_up.add(job.job_id)
+        self._handlers[Direction.LOAD].cancel({job.job_id})
+        self._loads.finished.add(job.request_id)
+        self._loads.failed.add(job.request_id)
 
     def _submit(self, job: TransferJob) -> None:
         if not job.hops or job.job_id in self._void:
@@ -221,7 +237,9 @@ class OffloadingWorker:
         name = "transfers" if success else "transfer_failures"
         self._metrics.add(name, 1, job.direction.value)
         self._answers[job.job_id, 0] = HopResult.DONE if success else HopResult.FAILED
-        if job.direction is Direction.LOAD:
+        told = job.job_id in self._given_up
+        self._given_up.discard(job.job_id)
+        if job.direction is Direction.LOAD and not told:
             self._loads.finished.add(job.request_id)
             if not success:
                 self._loads.failed.add(job.request_id)

@@ -40,6 +40,7 @@ from kvtide.vllm.metrics import KVTidePromMetrics, KVTideStats  # noqa: E402
 if TYPE_CHECKING:
     import torch
     from vllm.config import VllmConfig
+    from vllm.v1.core.block_pool import BlockPool
     from vllm.v1.core.kv_cache_manager import KVCacheBlocks
     from vllm.v1.core.sched.output import SchedulerOutput
     from vllm.v1.kv_cache_interface import KVCacheConfig
@@ -139,6 +140,10 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         return KVTidePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
 
     # -- the scheduler half -----------------------------------------------------------------------
+
+    def bind_gpu_block_pool(self, gpu_block_pool: "BlockPool") -> None:
+        if self._scheduler is not None:
+            self._scheduler.bind_block_pool(gpu_block_pool)
 
     def on_new_request(self, request: "Request") -> None:
         self._deciding.on_new_request(request)
