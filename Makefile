@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo test sim check bench clean
+.PHONY: help setup demo test sim mutants check bench clean
 
 help: ## what can be run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -22,6 +22,9 @@ test: setup ## units, the harness around vLLM's real scheduler, and the real eng
 
 sim: setup ## random walks over vLLM's real schedulers, with faults (STEPS=n, SEED=n)
 	@$(BIN)/python -m kvtide.vllm.testing.sim $(if $(STEPS),--steps $(STEPS),) $(if $(SEED),--seed $(SEED),)
+
+mutants: setup ## the connector broken on purpose, line by line: the simulation has to notice (ONLY=name runs one)
+	@$(BIN)/python scripts/mutants.py $(if $(ONLY),--only $(ONLY),)
 
 check: setup ## formatting, lint, types, import contracts
 	@$(BIN)/ruff format --check .

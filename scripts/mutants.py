@@ -1,0 +1,704 @@
+#!/usr/bin/env python3
+"""Break the connector on purpose, one line at a time, and see whether the simulation notices.
+
+``scripts/mutants.py`` or ``make mutants``. Each mutant replaces one line in a copy of ``src``; the walks of
+``kvtide.vllm.testing.sim`` run against the copy until a promise is found broken. The unchanged code runs
+first, and must pass. A mutant that no walk notices is a hole in the walk, or no mutant.
+
+Ends with 0 when every mutant was caught, 1 when not, 2 when the list does not fit the code any more, the
+unchanged code does not pass, or a mutant cannot even be walked.
+"""
+
+import argparse
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+SOURCE = Path(__file__).resolve().parents[1] / "src"
+
+CONFIGURATIONS = (
+    "sync/v1/1/small/lru",
+    "async/v2/2/small/lru",
+    "async/v1-drafting/4/small/arc",
+    "sync/v2/2/large/arc",
+    "async/v1/2/large/lru",
+    "sync/v1-drafting/2/small/arc",
+    "async/v2/1/small/arc",
+    "async/v1/4/small/lru",
+    "sync/v2/4/small/lru",
+    "async/v2/2/large/arc",
+)
+"""Of the simulation: every value of every column is among them."""
+
+WALK_STEPS = 500
+STEPS = 40 * WALK_STEPS
+"""Of all walks against one mutant: four seeds of each configuration."""
+
+LIMIT_S = 60.0
+"""A mutant that was not noticed by then is not caught. The unchanged code gets longer: it has to pass."""
+
+
+class OutOfDateError(Exception):
+    """A line is not there, or there several times."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mutant:
+    """One line, broken.
+
+    Attributes:
+        name: For ``--only``.
+        kind: Of failure in the field, see ``docs/simulation.md``.
+        file: Below ``src/kvtide``.
+        line: The whole line, without its indentation; it stands in the file exactly once.
+        replacement: What stands there instead, at the same indentation.
+        breaks: What goes wrong by it.
+    """
+
+    name: str
+    kind: str
+    file: str
+    line: str
+    replacement: str
+    breaks: str
+
+    def applied(self, text: str) -> str:
+        """Break a file's text.
+
+        Raises:
+            OutOfDateError: The line is not there exactly once.
+        """
+        lines = text.split("\n")
+        found = [index for index, line in enumerate(lines) if line.strip() == self.line]
+        if len(found) != 1:
+            raise OutOfDateError(f"{self.name}: {self.file} has {len(found)} times: {self.line}")
+        (index,) = found
+        indentation = lines[index][: len(lines[index]) - len(lines[index].lstrip())]
+        lines[index] = indentation + self.replacement
+        return "\n".join(lines)
+
+
+MUTANTS = (
+    # F1: a block or a slot changes owner while a copy touches it.
+    Mutant(
+        "unasked-blocks-unchecked",
+        "F1",
+        "scheduler/scheduler.py",
+        "self._flush |= self._jobs.fences.conflicts(table[first_computed:])",
+        "self._flush |= self._jobs.fences.conflicts(table[first_computed:] if num_external_tokens else ())",
+        "blocks given to a request that loads nothing from us are not checked against open copies",
+    ),
+    Mutant(
+        "load-over-readers",
+        "F1",
+        "scheduler/scheduler.py",
+        "after |= self._jobs.fences.conflicts(table[first_new:first_computed])",
+        "after |= set()",
+        "a load is written into blocks that a store still reads",
+    ),
+    Mutant(
+        "store-before-forward",
+        "F1",
+        "transfer/engine.py",
+        "(ready if job.job_id in step.jobs_to_flush else self._deferred).append(job)",
+        "ready.append(job)",
+        "a store begins before the forward that writes its blocks",
+    ),
+    Mutant(
+        "fence-dropped-on-abort",
+        "F1",
+        "scheduler/scheduler.py",
+        "state = self._requests.pop(request.request_id, None)",
+        "state = self._requests.pop(request.request_id, None); [self._jobs.fences.close(one)"
+        " for one in (state.transfer_jobs if state else ())]",
+        "the blocks of a request that has ended are free although its copies run",
+    ),
+    Mutant(
+        "one-conflict-named",
+        "F1",
+        "scheduler/fences.py",
+        "found |= {job_id for job_id, blocks in self._blocks_of.items() if block in blocks}",
+        "found = {job_id for job_id, blocks in self._blocks_of.items() if block in blocks}",
+        "of the copies in the way only those at the last block are waited for",
+    ),
+    Mutant(
+        "flushed-store-believed",
+        "F1",
+        "transfer/engine.py",
+        "self._void |= waited",
+        "self._void |= set()",
+        "a store that was cut short because its blocks were given away counts once it ends",
+    ),
+    Mutant(
+        "doomed-slots-freed",
+        "F1",
+        "manager/cpu.py",
+        "if store.copied:",
+        "if store.slots:",
+        "slots of a store that is given up are handed out while its copy still writes into them",
+    ),
+    Mutant(
+        "load-unpinned",
+        "F1",
+        "manager/cpu.py",
+        "self._loads[id(spec)] = _Load(spec, self._catalog.pin(keys, stop), self.generation)",
+        "self._loads[id(spec)] = _Load(spec, self._catalog.pin(keys, 0), self.generation)",
+        "chunks are evicted and overwritten while a load reads them",
+    ),
+    Mutant(
+        "given-up-blocks-free",
+        "F1",
+        "scheduler/scheduler.py",
+        "self._pool.touch(self._blocks_of(status))",
+        "self._pool.touch(())",
+        "blocks of a load that was given up are handed out although its copy may still write into them",
+    ),
+    # F2: holes in a request's life.
+    Mutant(
+        "never-ran-and-stored",
+        "F2",
+        "scheduler/scheduler.py",
+        "if state is None or state.load_job is not None or not state.computed or not any(block_ids):",
+        "if state is None or state.load_job is not None or not any(block_ids):",
+        "blocks of a request that was aborted while another connector loads are stored",
+    ),
+    Mutant(
+        "growth-unchecked",
+        "F2",
+        "scheduler/scheduler.py",
+        "self._flush |= self._jobs.fences.conflicts(block_ids)",
+        "self._flush |= set()",
+        "blocks given to a running request are not checked against open copies",
+    ),
+    Mutant(
+        "old-table-kept",
+        "F2",
+        "scheduler/state.py",
+        "group.block_ids = []",
+        "group.block_ids = group.block_ids",
+        "a preempted request is admitted again and its new blocks are taken for its old ones",
+    ),
+    Mutant(
+        "resumed-table-appended",
+        "F2",
+        "scheduler/scheduler.py",
+        "if new_block_ids is None or request_id in cached.resumed_req_ids:",
+        "if new_block_ids is None:",
+        "the whole table of a resumed request is taken for blocks that were added",
+    ),
+    Mutant(
+        "preempted-unflushed",
+        "F2",
+        "scheduler/scheduler.py",
+        "self._flush |= state.transfer_jobs - {state.load_job}",
+        "self._flush |= set()",
+        "stores of a request that was preempted are not waited for",
+    ),
+    Mutant(
+        "last-chunks-lost",
+        "F2",
+        "scheduler/scheduler.py",
+        "self._stores.plan(state, computed_tokens, now_s, final=True)",
+        "self._stores.plan(state, computed_tokens, now_s, final=False)",
+        "what was generated last is never stored",
+    ),
+    # F3: geometry counted wrong.
+    Mutant(
+        "one-chunk-too-few",
+        "F3",
+        "geometry.py",
+        "return range(begin // group.tokens_per_chunk, -(-restored_tokens // group.tokens_per_chunk))",
+        "return range(begin // group.tokens_per_chunk, -(-restored_tokens // group.tokens_per_chunk) - 1)",
+        "the last chunk a reader needs is not among those it gets",
+    ),
+    Mutant(
+        "window-one-short",
+        "F3",
+        "geometry.py",
+        "return max(0, restored_tokens - (self.window_tokens - 1))",
+        "return max(0, restored_tokens - (self.window_tokens - 2))",
+        "the first token a query sees through its window is not brought",
+    ),
+    Mutant(
+        "chunk-begun-anew",
+        "F3",
+        "transfer/plans.py",
+        "index = first_block % group.blocks_per_chunk + np.arange(block_count, dtype=np.int64)",
+        "index = np.arange(block_count, dtype=np.int64)",
+        "a load that begins within a chunk takes the bytes from the chunk's beginning",
+    ),
+    Mutant(
+        "slots-in-wrong-order",
+        "F3",
+        "manager/cpu.py",
+        "spec = CPULoadStoreSpec(_packed(slots), (len(slots),))",
+        "spec = CPULoadStoreSpec(_packed(slots[::-1]), (len(slots),))",
+        "the chunks of a load arrive in reverse",
+    ),
+    Mutant(
+        "last-token-loaded",
+        "F3",
+        "scheduler/lookup.py",
+        "limit = min(request.num_tokens - 1, len(request.block_hashes) * tokens_per_hash)",
+        "limit = min(request.num_tokens, len(request.block_hashes) * tokens_per_hash)",
+        "the whole prompt is offered and nothing is left to compute logits from",
+    ),
+    Mutant(
+        "null-block-stored",
+        "F3",
+        "scheduler/stores.py",
+        "return -(-(first + gone) // group.blocks_per_chunk)",
+        "return (first + gone) // group.blocks_per_chunk",
+        "a chunk behind the window is stored whose first blocks the engine has let go",
+    ),
+    Mutant(
+        "uncomputed-stored",
+        "F3",
+        "scheduler/stores.py",
+        "chunk_count = min(group.full_chunks(computed_tokens), hashed)",
+        "chunk_count = hashed",
+        "chunks are stored because they have a hash, computed or not",
+    ),
+    # F4: a cache that is only ever written.
+    Mutant(
+        "writer-one-short",
+        "F4",
+        "scheduler/stores.py",
+        "hashed = len(request.block_hashes) // group.hashes_per_chunk",
+        "hashed = len(request.block_hashes) // group.hashes_per_chunk - 1",
+        "the writer keeps one chunk less than a reader asks for",
+    ),
+    Mutant(
+        "parent-evicted-first",
+        "F4",
+        "manager/catalog.py",
+        "free = not self._kids[tier][node] and self._pinned(node) < held",
+        "free = self._pinned(node) < held",
+        "a chunk leaves before those that extend it, and they are never read again",
+    ),
+    Mutant(
+        "reuse-never-counted",
+        "F4",
+        "manager/reuse.py",
+        "offers = offers | {request_id}",
+        "offers = frozenset((request_id,))",
+        "a chunk is never found to be asked for a second time, and nothing is stored",
+    ),
+    Mutant(
+        "no-room-is-made",
+        "F4",
+        "manager/cpu.py",
+        "evicted = self._evict(wanted - self._slots.free_count)",
+        "evicted = self._evict(0)",
+        "a full pool stays as it is, whatever is asked for now",
+    ),
+    # F5: failure taken for success.
+    Mutant(
+        "failed-store-visible",
+        "F5",
+        "manager/cpu.py",
+        "elif success and store.intact:",
+        "elif store.intact:",
+        "chunks of a store that has failed can be read",
+    ),
+    Mutant(
+        "failed-load-unreported",
+        "F5",
+        "transfer/engine.py",
+        "if not success:",
+        "if success is None:",
+        "a request whose load has failed computes on as if it had been loaded",
+    ),
+    Mutant(
+        "orphans-kept",
+        "F5",
+        "manager/cpu.py",
+        "doomed += store.children",
+        "doomed += ()",
+        "what continues a failed store stays pending on it",
+    ),
+    Mutant(
+        "half-a-copy-is-one",
+        "F5",
+        "transfer/engine.py",
+        "self._end(job, outcome.success and job.job_id not in self._void)",
+        "self._end(job, outcome.byte_count > 0 and job.job_id not in self._void)",
+        "a copy that stopped half way is answered as done",
+    ),
+    # F6: an answer that never comes.
+    Mutant(
+        "parked-for-ever",
+        "F6",
+        "transfer/engine.py",
+        "if behind and now_s > until_s:",
+        "if behind and now_s < 0:",
+        "a load behind a copy that never ends waits as long",
+    ),
+    Mutant(
+        "no-deadline",
+        "F6",
+        "scheduler/open_jobs.py",
+        "job_id, generation, direction, owner.request.request_id, hops, after, self._deadline_s",
+        "job_id, generation, direction, owner.request.request_id, hops, after, 1e9",
+        "a copy that never begins is never given up",
+    ),
+    Mutant(
+        "nobody-polls",
+        "F6",
+        "scheduler/scheduler.py",
+        "if self._copied or any(now_s - status.planned_at_s < overdue_s for status in self._jobs):",
+        "if self._copied:",
+        "an engine without requests sleeps and copies are never heard of",
+    ),
+    Mutant(
+        "load-offered-again",
+        "F6",
+        "scheduler/scheduler.py",
+        "if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:",
+        "if request.skip_reading_prefix_cache or not state.limits.max_load_tokens:",
+        "a request whose load has failed is offered another one, which vLLM may never admit",
+    ),
+    Mutant(
+        "awake-for-ever",
+        "F6",
+        "scheduler/scheduler.py",
+        "overdue_s = self._config.transfer_deadline_s + QUARANTINE_S",
+        "overdue_s = 1e9",
+        "one copy that never ends keeps an idle engine stepping",
+    ),
+    Mutant(
+        "wedged-load-untold",
+        "F6",
+        "scheduler/scheduler.py",
+        "self._give_up.add(status.job.job_id)",
+        "self._give_up.discard(status.job.job_id)",
+        "nobody tells the engine that a load which does not end was given up",
+    ),
+    # F7: deadlock and starvation under pressure.
+    Mutant(
+        "flush-without-limit",
+        "F7",
+        "transfer/engine.py",
+        "if not waited or handler.wait(waited, PATIENCE * self._flush_limit_s):",
+        "if not waited or handler.wait(waited, 100 * self._flush_limit_s):",
+        "a step waits for a slow store as long as it takes",
+    ),
+    Mutant(
+        "store-queue-unbounded",
+        "F7",
+        "scheduler/stores.py",
+        "return max(0, self._config.store_queue_bytes // self.slot_bytes - self._jobs.store_chunk_count)",
+        "return None",
+        "stores pile up beyond the bytes that may be open at once",
+    ),
+    Mutant(
+        "store-queue-never-shorter",
+        "F7",
+        "scheduler/open_jobs.py",
+        "self._store_chunks -= status.chunk_count",
+        "self._store_chunks -= 0",
+        "the queue of stores is found full for ever",
+    ),
+    Mutant(
+        "loading-for-ever",
+        "F7",
+        "scheduler/loads.py",
+        "del self._loading[status.job.job_id]",
+        "self._loading.get(status.job.job_id)",
+        "others wait for a load that has ended long ago",
+    ),
+    # F8: identity too weak. The fingerprint concerns tiers below host memory; above it, names count.
+    Mutant(
+        "named-by-first-block",
+        "F8",
+        "keys.py",
+        "hashes = self.block_hashes if step == 1 else self.block_hashes[step - 1 :: step]",
+        "hashes = self.block_hashes if step == 1 else self.block_hashes[::step]",
+        "chunks of several blocks go by the hash of the first block, whatever the others hold",
+    ),
+    Mutant(
+        "pending-prefix-assumed",
+        "F8",
+        "manager/pending.py",
+        "low, high = (middle, high) if stored.hash_of(at) == other.hash_of(at) else (low, middle - 1)",
+        "low, high = (middle, high) if stored.start <= at else (low, middle - 1)",
+        "prompts that part within a pending store are taken for one",
+    ),
+    Mutant(
+        "known-prefix-assumed",
+        "F8",
+        "manager/tree.py",
+        "if self.hashes(node, middle - 1, middle) == keys[position + middle - 1]:",
+        "if self.hashes(node, middle - 1, middle):",
+        "prompts that part within a run of the tree are taken for one",
+    ),
+    Mutant(
+        "stale-after-reset",
+        "F8",
+        "scheduler/scheduler.py",
+        "state.stale = any(group.block_ids for group in state.groups)",
+        "state.stale = False",
+        "KV of before a reset is stored under the names of after it",
+    ),
+    # F9: ranks that disagree.
+    Mutant(
+        "first-rank-speaks",
+        "F9",
+        "scheduler/open_jobs.py",
+        "return not self.pending_count",
+        "return True",
+        "a job is done when any rank has answered",
+    ),
+    Mutant(
+        "last-rank-decides",
+        "F9",
+        "scheduler/open_jobs.py",
+        "self.failed = True",
+        "self.failed = not self.pending_count",
+        "a failure counts only when it is the last answer",
+    ),
+    Mutant(
+        "wrong-rank-struck-out",
+        "F9",
+        "scheduler/open_jobs.py",
+        "self.owing[hop_index].discard(rank)",
+        "self.owing[hop_index].pop()",
+        "an answer strikes out some rank, not the one that gave it",
+    ),
+    Mutant(
+        "one-rank-heard",
+        "F9",
+        "jobs.py",
+        "results[key] = results.get(key, {}) | answers",
+        "results[key] = answers",
+        "of ranks that answer in one step the last is heard",
+    ),
+    # F10: leaks and books that do not balance.
+    Mutant(
+        "unpin-forgotten",
+        "F10",
+        "manager/cpu.py",
+        "self._catalog.unpin(load.pin)",
+        "self._catalog.unpin(0)",
+        "what was loaded once can never be evicted",
+    ),
+    Mutant(
+        "generation-ignored",
+        "F10",
+        "manager/cpu.py",
+        "if load.generation == self.generation:",
+        "if load.generation >= 0:",
+        "slots that a load was reading when the cache was reset are never free again",
+    ),
+    Mutant(
+        "given-up-blocks-kept",
+        "F10",
+        "scheduler/scheduler.py",
+        "self._pool.free_blocks(self._blocks_of(status))",
+        "self._pool.free_blocks(())",
+        "blocks that were held for a copy are held when it has ended",
+    ),
+    Mutant(
+        "pending-never-forgotten",
+        "F10",
+        "manager/pending.py",
+        "del self._by_slot[store.slots[0]]",
+        "self._by_slot.get(store.slots[0])",
+        "a store that has ended stays on the way",
+    ),
+    Mutant(
+        "evicted-and-held",
+        "F10",
+        "manager/cpu.py",
+        "self._slots.free_all(np.concatenate(gone.slots))",
+        "np.concatenate(gone.slots)",
+        "slots of chunks that have left are never free again",
+    ),
+    Mutant(
+        "request-never-forgotten",
+        "F10",
+        "scheduler/scheduler.py",
+        "state = self._requests.pop(request.request_id, None)",
+        "state = self._requests.get(request.request_id)",
+        "the state beside a request outlives it",
+    ),
+    Mutant(
+        "removal-untold",
+        "F10",
+        "manager/cpu.py",
+        "return self._tell_removed(gone.names)",
+        "return self._tell_removed(())",
+        "a router believes in chunks that have left",
+    ),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What became of one mutant, or of the unchanged code.
+
+    Attributes:
+        caught: A walk found a promise broken.
+        by: Configuration and seed of that walk; else why there is none.
+        found: ``wrong bytes``, ``hangs`` or ``leaks``; empty when nothing was found.
+        seconds: How long it took, importing vLLM included.
+        walked: The simulation ran until then: it neither fell over nor could not begin.
+    """
+
+    caught: bool
+    by: str
+    found: str
+    seconds: float
+    walked: bool = True
+
+
+def mutate(mutant: Mutant, source: Path) -> None:
+    """Break the copy of ``src`` at ``source``."""
+    file = source / "kvtide" / mutant.file
+    file.write_text(mutant.applied(file.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def walked(mutant: Mutant | None, limit_s: float) -> Verdict:
+    """Walk with a copy of the code, broken or not, until something is found."""
+    with tempfile.TemporaryDirectory(prefix="kvtide-mutant-") as folder:
+        source = Path(folder) / "src"
+        shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
+        if mutant is not None:
+            mutate(mutant, source)
+        chosen = [part for name in CONFIGURATIONS for part in ("--configuration", name)]
+        budget = ["--steps", str(STEPS), "--walk-steps", str(WALK_STEPS), "--processes", "1"]
+        began_s = time.monotonic()
+        process = subprocess.Popen(
+            [sys.executable, "-m", "kvtide.vllm.testing.sim", *budget, *chosen],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(source), "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        late = threading.Event()
+
+        def give_up() -> None:
+            late.set()
+            process.kill()
+
+        alarm = threading.Timer(limit_s, give_up)
+        alarm.start()
+        try:
+            return _listen(process, began_s, late)
+        finally:
+            alarm.cancel()
+            process.kill()
+            process.wait()
+
+
+def _listen(process: "subprocess.Popen[str]", began_s: float, late: threading.Event) -> Verdict:
+    """Read what a simulation says up to the first walk that ended badly, which makes it exit with 1."""
+    assert process.stdout is not None
+    kinds, said = ("wrong bytes", "hangs", "leaks"), ""
+    found = by = ""
+    for line in process.stdout:
+        said = line.strip() or said
+        kind, _, rest = said.partition(": ")
+        if kind in kinds and ", seed " in rest:
+            found, by = kind, rest
+        if said.startswith("repeat with: ") and found:
+            return Verdict(True, by, found, time.monotonic() - began_s)
+    seconds = time.monotonic() - began_s
+    if late.is_set():
+        return Verdict(False, f"nothing found within {seconds:.0f} s", "", seconds)
+    if process.wait():
+        return Verdict(False, f"fell over: {said}", "", seconds, walked=False)
+    return Verdict(False, f"nothing found in {STEPS} steps", "", seconds)
+
+
+def check_applies(mutants: Sequence[Mutant]) -> None:
+    """Check that every line is where the list says.
+
+    Raises:
+        OutOfDateError: One is not.
+    """
+    for mutant in mutants:
+        mutant.applied((SOURCE / "kvtide" / mutant.file).read_text(encoding="utf-8"))
+
+
+def table(verdicts: Sequence[tuple[Mutant, Verdict]]) -> str:
+    """Show what became of each mutant."""
+    rows = [("kind", "mutant", "found", "by", "s")]
+    rows += [
+        (mutant.kind, mutant.name, verdict.found or "NOT CAUGHT", verdict.by, f"{verdict.seconds:.0f}")
+        for mutant, verdict in verdicts
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(5)]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", action="append", metavar="NAME", help="this mutant; may be given again")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write what became of each there")
+    parser.add_argument("--jobs", type=int, default=2, help="mutants at a time (2)")
+    parser.add_argument("--limit-s", type=float, default=LIMIT_S, help=f"for each ({LIMIT_S:.0f})")
+    parser.add_argument("--list", action="store_true", help="name the mutants and end")
+    asked = parser.parse_args(arguments)
+    if asked.list:
+        print("\n".join(f"{one.kind:4s} {one.name:28s} {one.breaks}" for one in MUTANTS))
+        return 0
+    chosen = [one for one in MUTANTS if not asked.only or one.name in asked.only]
+    if unknown := set(asked.only or ()) - {one.name for one in chosen}:
+        parser.error(f"no mutant is called {', '.join(sorted(unknown))}: see --list")
+    try:
+        check_applies(MUTANTS)
+    except OutOfDateError as error:
+        print(f"the list of mutants is out of date: {error}", file=sys.stderr)
+        return 2
+    unchanged = walked(None, 10 * asked.limit_s)
+    if unchanged.caught or not unchanged.walked:
+        print(f"the unchanged code does not pass: {unchanged.found} {unchanged.by}", file=sys.stderr)
+        return 2
+    print(f"unchanged: {unchanged.by}, {unchanged.seconds:.0f} s", flush=True)
+    verdicts = dict(_verdicts(chosen, asked.jobs, asked.limit_s))
+    by_order = [(one, verdicts[one]) for one in chosen]
+    print(table(by_order))
+    for mutant, verdict in by_order:
+        if not verdict.caught:
+            print(f"not caught: {mutant.kind} {mutant.name}: {mutant.breaks}")
+    if asked.json is not None:
+        records = [asdict(mutant) | asdict(verdict) for mutant, verdict in by_order]
+        asked.json.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
+    caught = sum(verdict.caught for verdict in verdicts.values())
+    print(f"caught {caught} of {len(chosen)}")
+    if not all(verdict.walked for verdict in verdicts.values()):
+        return 2
+    return 0 if caught == len(chosen) else 1
+
+
+def _verdicts(mutants: Sequence[Mutant], jobs: int, limit_s: float) -> list[tuple[Mutant, Verdict]]:
+    """Walk with each mutant, several at a time, telling how it goes."""
+    verdicts = []
+    with ThreadPoolExecutor(jobs) as pool:
+        futures = {pool.submit(walked, mutant, limit_s): mutant for mutant in mutants}
+        for count, future in enumerate(as_completed(futures), 1):
+            mutant, verdict = futures[future], future.result()
+            told = f"{verdict.found} by {verdict.by}" if verdict.caught else f"NOT CAUGHT: {verdict.by}"
+            print(f"{count:3d}/{len(mutants)} {mutant.kind} {mutant.name}: {told}", flush=True)
+            verdicts.append((mutant, verdict))
+    return verdicts
+
+
+if __name__ == "__main__":
+    sys.exit(main())
