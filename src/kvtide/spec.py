@@ -125,7 +125,7 @@ class OffloadingSpec:
         }
         store, load = handlers[Direction.STORE], handlers[Direction.LOAD]
         if self.config.self_test:
-            chunk_blocks = geometry.groups[0].blocks_per_chunk
+            chunk_blocks = [group.blocks_per_chunk for group in geometry.groups]
             round_trip(kv_caches, group_layers, num_blocks, chunk_blocks, store, load)
         return OffloadingWorker(rank, pool, store, load, metrics, self.config.flush_limit_s)
 

@@ -179,7 +179,7 @@ def test_the_round_trip_at_start_passes_and_leaves_the_tensors_as_they_were(
         tensor.copy_(torch.randn(tensor.shape))
     before = {name: tensor.clone() for name, tensor in kv_caches.items()}
     store, load = handlers(kv_caches, blocks_per_chunk)
-    round_trip(kv_caches, [list(kv_caches)], BLOCKS, blocks_per_chunk, store, load)
+    round_trip(kv_caches, [list(kv_caches)], BLOCKS, [blocks_per_chunk], store, load)
     assert all(torch.equal(before[name], tensor) for name, tensor in kv_caches.items())
 
 
@@ -202,7 +202,7 @@ def test_the_round_trip_at_start_notices_an_address_that_was_misread() -> None:
     kv_caches = tensors(COMPACT["LBHNC"])
     store, load = handlers(kv_caches, 1, stride_error=1)
     with pytest.raises(LayoutError, match="does not hold the bytes it should"):
-        round_trip(kv_caches, [list(kv_caches)], BLOCKS, 1, store, load)
+        round_trip(kv_caches, [list(kv_caches)], BLOCKS, [1], store, load)
 
 
 # -- the copier of the CPU backend ---------------------------------------------------------------------

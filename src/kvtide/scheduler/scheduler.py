@@ -70,6 +70,8 @@ class OffloadingConnectorScheduler:
         self._gauges: dict[tuple[str, str], int] = {}
         self._pool: BlockPool | None = None
         self._give_up: set[JobId] = set()
+        self._parked: set[str] = set()  # requests that were given blocks and have not run since
+        self._unsettled: set[str] = set()  # requests whose load has failed and that have not run since
         self._visits = 0
         self._deferred_count = 0
 
@@ -106,6 +108,8 @@ class OffloadingConnectorScheduler:
                 return None, False
             state.wait = None
         state.begin_admission(num_computed_tokens)
+        if self._unsettled:
+            return self._while_unsettled(state, num_computed_tokens, now_s)
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
@@ -143,6 +147,8 @@ class OffloadingConnectorScheduler:
             self._flush |= self._jobs.fences.conflicts(table[first_computed:])
             group_state.block_ids = list(table)
         self._note_admission(state)
+        if not state.computed:
+            self._parked.add(request.request_id)
         if num_external_tokens:
             self._loads.plan(state, restored_tokens, frozenset(after), now_s)
 
@@ -155,6 +161,8 @@ class OffloadingConnectorScheduler:
         wait after a preemption.
         """
         state = self._requests.pop(request.request_id, None)
+        self._parked.discard(request.request_id)
+        self._unsettled.discard(request.request_id)
         # The blocks of an open load, ours or another connector's, hold nothing yet.
         if state is None or state.load_job is not None or not state.computed or not any(block_ids):
             return
@@ -178,7 +186,10 @@ class OffloadingConnectorScheduler:
         requests, room = self._requests, STORES_PER_STEP
         for request_id, token_count in step.num_scheduled_tokens.items():
             if (state := requests.get(request_id)) is not None:
-                state.computed = True
+                if not state.computed:
+                    state.computed = True
+                    self._parked.discard(request_id)
+                    self._unsettled.discard(request_id)
                 computed_tokens = state.request.num_computed_tokens + token_count
                 if computed_tokens >= state.offer_at and room:
                     # Who finds no room is asked again in the next step, or when it ends.
@@ -212,6 +223,8 @@ class OffloadingConnectorScheduler:
         for request_id in failed_request_ids:
             if (state := self._requests.get(request_id)) is not None:
                 state.load_failed = True
+                self._parked.discard(request_id)
+                self._unsettled.add(request_id)
         if answers is None:
             self._make_ready()
             return
@@ -293,6 +306,21 @@ class OffloadingConnectorScheduler:
             state = RequestOffloadState(request, groups, context, limits)
             self._requests[request.request_id] = state
         return state
+
+    def _while_unsettled(
+        self, state: RequestOffloadState, computed_tokens: int, now_s: float
+    ) -> tuple[int | None, bool]:
+        """Answer while a request whose load has failed has not run since: nobody is offered a load.
+
+        vLLM 0.32 keeps such a request in front, with all its blocks counted as reserved. Where a load does
+        not fit beside them, or it does not fit itself, vLLM stops looking, and requests behind it that hold
+        the blocks are not let on: nothing ever runs. So it stands back while others have blocks and have
+        not run.
+        """
+        stands_back = state.request.request_id in self._unsettled and bool(self._parked)
+        if stands_back and now_s < self._patience_ends_s(state, computed_tokens, now_s):
+            return None, False
+        return 0, False
 
     def _patience_ends_s(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> float:
         """Say until when a request waits for others; no longer than computing would take."""

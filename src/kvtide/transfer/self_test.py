@@ -20,7 +20,7 @@ def round_trip(
     kv_caches: Mapping[str, torch.Tensor],
     group_layers: Sequence[Sequence[str]],
     num_blocks: int,
-    blocks_per_chunk: int,
+    blocks_per_chunk: Sequence[int],
     store: SingleDirectionOffloadingHandler,
     load: SingleDirectionOffloadingHandler,
 ) -> None:
@@ -30,22 +30,22 @@ def round_trip(
         kv_caches: The engine's tensors by layer, all zero or not.
         group_layers: Layer names per KV cache group.
         num_blocks: Logical blocks.
-        blocks_per_chunk: Blocks of one chunk.
+        blocks_per_chunk: Blocks of one chunk, per KV cache group.
         store: Device to host, its slot 0 unused.
         load: Host to device.
 
     Raises:
         LayoutError: Bytes did not come back, or came to another place.
     """
-    count = min(blocks_per_chunk, (num_blocks - 1) // 2)
-    if count < 1:
-        return
-    # Not neighbours, and not block 0, which the engine keeps as its placeholder.
-    sources = list(range(1, 1 + count))
-    targets = list(range(num_blocks - count, num_blocks))
-    beside = {block for block in (0, count + 1, num_blocks - count - 1) if block not in sources + targets}
-    watched = sorted({*sources, *targets, *beside})
     for group_index, names in enumerate(group_layers):
+        count = min(blocks_per_chunk[group_index], (num_blocks - 1) // 2)
+        if count < 1:
+            return
+        # Not neighbours, and not block 0, which the engine keeps as its placeholder.
+        sources = list(range(1, 1 + count))
+        targets = list(range(num_blocks - count, num_blocks))
+        beside = {0, count + 1, num_blocks - count - 1}
+        watched = sorted({*sources, *targets, *beside})
         views = {
             (name, block): _block(kv_caches[name], block, num_blocks) for name in names for block in watched
         }

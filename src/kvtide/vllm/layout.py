@@ -94,8 +94,11 @@ def _group(
 ) -> GroupGeometry:
     window = spec.sliding_window if kind in WINDOWED_KINDS else None
     if kind == GroupKind.MAMBA.value:
-        # Of several blocks only the last state is of use.
-        window, blocks_per_chunk = STATE_WINDOW_TOKENS, 1
+        window = STATE_WINDOW_TOKENS
+    if window is not None:
+        # Of several states only the last is of use; behind a window shorter than a chunk the engine has let
+        # go of the chunk's first block before the last is written.
+        blocks_per_chunk = 1
     return GroupGeometry(
         index,
         GroupKind(kind),

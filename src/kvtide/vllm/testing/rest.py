@@ -85,7 +85,8 @@ def revisit(engine: ModelEngine, ask: Ask, settle: Callable[[], None], number: i
     # What found the queue of stores full is offered again, but a short request may be gone by then.
     queue = int(settings["store_queue"]) // (sum(pool.slot_bytes for pool in _pools(engine)))
     room = min(fits, queue)
-    if len(engine.shape.groups) > 1 and chunks * len(engine.shape.groups) > room:
+    windows = len(engine.shape.groups) - 1
+    if windows and chunks + windows * chunks * int(settings["blocks_per_chunk"]) > room:
         chunks = 0  # a point that not all groups could store is none
     due = min(chunks, room) * tokens_per_chunk
     if hit_tokens < due:

@@ -74,6 +74,8 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         self._local: dict[str, int] = {}
         self._failed: set[str] = set()
+        self._unsettled: set[str] = set()  # those among them that have not run since
+        self._finished: set[str] = set()
         self._planned: list[SiblingLoad] = []
         self._open: dict[str, tuple[SiblingLoad, int]] = {}
 
@@ -88,7 +90,9 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self, request: "Request", num_computed_tokens: int
     ) -> tuple[int | None, bool]:
         held = (request.kv_transfer_params or {}).get(HELD, 0)
-        if held <= num_computed_tokens or request.request_id in self._failed:
+        if held <= num_computed_tokens or request.request_id in self._failed or self._unsettled:
+            # vLLM 0.32 reserves the blocks of a request whose load failed until it runs: a load that does
+            # not fit beside them, of a request ahead of it, would stop the engine for good.
             return 0, False
         self._local[request.request_id] = num_computed_tokens
         return held - num_computed_tokens, True
@@ -102,18 +106,22 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._planned.append(SiblingLoad(request.request_id, table, begin, begin + num_external_tokens))
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SiblingMetadata:
+        self._unsettled.difference_update(scheduler_output.num_scheduled_tokens)
         planned, self._planned = self._planned, []
         return SiblingMetadata(tuple(planned))
 
     def update_connector_output(self, connector_output: "KVConnectorOutput") -> None:
         self._failed |= connector_output.failed_recving
+        self._unsettled |= connector_output.failed_recving - self._finished
 
     def request_finished(self, request: "Request", block_ids: list[int]) -> tuple[bool, None]:
-        return False, None
+        return self.request_finished_all_groups(request, (block_ids,))
 
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, None]:
+        self._finished.add(request.request_id)
+        self._unsettled.discard(request.request_id)
         return False, None
 
     # -- a worker's side ------------------------------------------------------------------------------
