@@ -59,7 +59,6 @@ def test_a_request_whose_load_failed_is_not_offered_another_load(build: Build) -
     assert harness.outputs["reader"] == PatternModel.answer(PROMPT, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="nobody is promoted behind a request whose load failed")
 def test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed(build: Build) -> None:
     # vLLM 0.32 keeps a request whose load has failed, and that owns nothing, in the queue of those that own
     # blocks; while it does not fit, nobody behind it is looked at, and those are who could make room.
@@ -79,7 +78,6 @@ def test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed(build: Build
     assert harness.outputs["loaded"] == PatternModel.answer(PROMPT[::-1], 1)
 
 
-@pytest.mark.xfail(strict=True, reason="a chunk of a window is stored only while all its blocks are there")
 def test_a_window_shorter_than_a_chunk_is_hit_again_after_a_prefill_in_pieces(build: Build) -> None:
     harness = build(asynchronous=False, num_blocks=64, window_tokens=5, blocks_per_chunk=3, budget_tokens=7)
     for name in ("first", "second"):
