@@ -1,0 +1,258 @@
+"""Who leaves a tier, and what leaving changes.
+
+A policy names runs; this says which may leave (nothing extends them in their tier, nobody has pinned them, no
+other tier relies on them), takes their last chunks out of the tier, and entries that nobody holds,
+extends or remembers out of the tree. Splits live here, too: whoever splits a node splits what policies,
+pins and rows know of it.
+"""
+
+from array import array
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from kvtide.manager.residency import ABSENT, CatalogGroup, Residency, chosen_names
+from kvtide.manager.tree import ROOT
+from kvtide.policies import EvictionPolicy
+
+
+@dataclass(slots=True)
+class Evicted:
+    """What has left a tier.
+
+    Attributes:
+        slots: Per run that left, the slots it had; to be read before anything is inserted.
+        names: Per run, its group and its hashes, one after another; the last chunk left first.
+        count: Slots of all of them.
+        run_count: Runs looked at.
+    """
+
+    slots: list[np.ndarray] = field(default_factory=list)
+    names: list[tuple[int, bytes]] = field(default_factory=list)
+    count: int = 0
+    run_count: int = 0
+
+
+class Departures(Residency):
+    """Rows that shrink.
+
+    Args:
+        groups: The KV cache groups.
+        policies: One per tier, the nearest tier first; None for a tier that evicts by its own rules.
+    """
+
+    def __init__(self, groups: Sequence[CatalogGroup], policies: Sequence[EvictionPolicy | None]) -> None:
+        super().__init__(groups, len(policies))
+        self._policies = tuple(policies)
+        self._kids = [array("i", [0]) for _ in policies]
+        self._remembering = any(policy is not None and policy.remembers for policy in policies)
+        self._remembered: list[set[int]] = [set() for _ in policies]
+        self._pins: dict[int, dict[int, int]] = {}  # node -> {handle: entries it covers}
+        self._pinned_nodes: dict[int, set[int]] = {}  # handle -> nodes
+
+    def evict(self, tier: int, wanted: int, run_limit: int) -> Evicted:
+        """Let the least useful chunks of a tier go.
+
+        Args:
+            tier: Which has a policy.
+            wanted: Slots. With several groups an entry has several, and more may leave.
+            run_limit: Runs at most, so that no call takes long.
+
+        Returns:
+            Fewer than ``wanted`` when the rest must stay, or for the limit.
+        """
+        gone, policy = Evicted(), self._policies[tier]
+        if policy is None:
+            return gone
+        kids, simple = self.tree.kids, not policy.remembers and len(self._slots) == 1
+        while gone.count < wanted and gone.run_count < run_limit:
+            named = policy.victim()
+            if named is None:
+                break
+            gone.run_count += 1
+            node, most = named
+            keep = max(self.held(tier, node) - min(wanted - gone.count, most), self._pinned(node))
+            if simple and not keep and not kids[node]:
+                self._drop_all(tier, node, gone)
+            else:
+                self._drop(tier, node, keep, gone)
+        self._forget(tier)
+        return gone
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _pinned(self, node: int) -> int:
+        pins = self._pins.get(node)
+        return max(pins.values()) if pins else 0
+
+    def _review_all(self, node: int) -> None:
+        for tier in self._tiers:
+            self._review(tier, node)
+
+    def _review(self, tier: int, node: int) -> None:
+        """Tell the policy whether chunks at the end of a node may leave."""
+        policy = self._policies[tier]
+        if policy is None or node == ROOT:
+            return
+        held = self.held(tier, node)
+        if held:
+            free = not self._kids[tier][node] and self._pinned(node) < held
+            free = free and (len(self._tiers) == 1 or self._dispensable(tier, node, held))
+        elif node in self._remembered[tier]:
+            free = not self.tree.kids[node] and node not in self._pins
+        else:
+            return
+        if free:
+            policy.offer(node)
+        else:
+            policy.withdraw(node)
+
+    def _cover(self, node: int) -> None:
+        """Have a place for the fields of a node."""
+        if node >= len(self._kids[0]):
+            for fields in (*self._have, *self._kids):
+                fields.extend([0] * (node + 1 - len(fields)))
+
+    def _split(self, node: int, at: int) -> int:
+        """Cut a node after ``at`` entries in the tree, in every row and in every policy."""
+        held = [self.held(tier, node) for tier in self._tiers]
+        head = self.tree.split(node, at)
+        self._cover(head)
+        for have in self._have:
+            have[head], have[node] = min(have[node], at), max(0, have[node] - at)
+        pins = self._pins.pop(node, {})
+        for handle, covered in pins.items():
+            self._pins.setdefault(head, {})[handle] = min(covered, at)
+            self._pinned_nodes[handle].add(head)
+            if covered > at:
+                self._pins.setdefault(node, {})[handle] = covered - at
+            else:
+                self._pinned_nodes[handle].discard(node)
+        for tier in self._tiers:
+            self._kids[tier][head] = held[tier] > at
+            policy, remembered = self._policies[tier], self._remembered[tier]
+            if policy is not None and (held[tier] or node in remembered):
+                policy.split(node, head, min(at, held[tier] or at))
+                if 0 < held[tier] <= at:
+                    policy.removed(node)
+                elif not held[tier]:
+                    remembered.add(head)
+        self._review_all(head)
+        self._review_all(node)
+        return head
+
+    def _dispensable(self, tier: int, node: int, held: int) -> bool:
+        """Whether what other tiers hold below a node would still be reached without this tier's part."""
+        others = [other for other in self._tiers if other != tier]
+        if any(self.held(other, node) >= held for other in others):
+            return True
+        return not any(self._kids[other][node] for other in others)
+
+    def _drop_all(self, tier: int, node: int, gone: Evicted) -> None:
+        """Do what ``_drop`` does where a whole run vanishes and there is one row: the usual case."""
+        tree, policy, have = self.tree, self._policies[tier], self._have[0]
+        assert policy is not None
+        entry, held, above = tree.entry[node], have[node], tree.parent[node]
+        # Not copied: an entry that has left is written when it is given to somebody else.
+        slots, names = self._slots[0][entry : entry + held], tree.remove(node)
+        if self._may_have_holes(0):
+            names = chosen_names(names, slots != ABSENT, tree.width)
+            slots = slots[slots != ABSENT]
+        gone.slots.append(slots)
+        gone.names.append((0, names))
+        gone.count += len(slots)
+        have[node] = 0
+        self._kids[tier][above] -= 1
+        policy.removed(node)
+        if above != ROOT:
+            self._prune(above)
+            self._review(tier, above)
+
+    def _drop(self, tier: int, node: int, keep: int, gone: Evicted) -> None:
+        """Take what a tier holds of a node from entry ``keep`` on."""
+        tree, policy = self.tree, self._policies[tier]
+        assert policy is not None
+        if policy.remembers:
+            # What is remembered is a whole node: neither what stays nor what only another tier holds.
+            if self.held(tier, node) < tree.count[node]:
+                node = self._split(node, self.held(tier, node))
+            if keep:
+                self._split(node, keep)
+            keep = 0
+        left = self.held(tier, node) - keep
+        entry, groups = tree.entry[node], len(self._groups)
+        for group in range(groups):
+            have, row = self._have[tier * groups + group], self._slots[tier * groups + group]
+            if have[node] > keep:
+                part = row[entry + keep : entry + have[node]].copy()
+                row[entry + keep : entry + have[node]] = ABSENT
+                names = tree.hashes(node, keep, have[node])
+                if self._may_have_holes(group):
+                    names = chosen_names(names, part != ABSENT, tree.width)
+                    part = part[part != ABSENT]
+                gone.slots.append(part)
+                gone.names.append((group, names))
+                gone.count += len(part)
+                have[node] = keep
+        if keep:
+            policy.shrunk(node, left)
+            self._prune(node)
+            self._review_all(node)
+            return
+        above = tree.parent[node]
+        self._kids[tier][above] -= 1
+        if policy.remember(node):
+            self._remembered[tier].add(node)
+        else:
+            self._prune(node)
+        self._review_all(node)
+        self._review_all(above)
+
+    def _may_have_holes(self, group: int) -> bool:
+        """Whether an entry that a tier holds may be without a slot of this group."""
+        wanted = self._groups[group]
+        return len(self._groups) > 1 or wanted.stride > 1 or wanted.window is not None
+
+    def _prune(self, node: int) -> None:
+        """Cut from the tree what no tier holds, nothing extends and no policy remembers."""
+        tree = self.tree
+        while node != ROOT and not tree.kids[node]:
+            if self._is_remembered(node):
+                return
+            keep = max(self._kept(node), self._pinned(node))
+            above = tree.parent[node]
+            if keep < tree.count[node]:
+                tree.cut(node, keep)
+            if keep:
+                return
+            if above != ROOT:
+                self._review_all(above)
+            node = above
+
+    def _kept(self, node: int) -> int:
+        if len(self._tiers) == 1:
+            return self.held(0, node)
+        return max(self.held(tier, node) for tier in self._tiers)
+
+    def _is_remembered(self, node: int) -> bool:
+        return self._remembering and any(node in remembered for remembered in self._remembered)
+
+    def _forget(self, tier: int) -> None:
+        """Drop the names that the policy no longer wants."""
+        policy = self._policies[tier]
+        while policy is not None and (told := policy.forgotten()) is not None:
+            node, count = told
+            keep = self.tree.count[node] - count
+            if keep and any(
+                self.held(other, node) > keep or (other != tier and node in self._remembered[other])
+                for other in self._tiers
+            ):
+                self._split(node, keep)
+            elif keep:
+                policy.shrunk(node, count)
+                self.tree.cut(node, keep)
+                continue
+            policy.removed(node)
+            self._remembered[tier].discard(node)
+            self._prune(node)
