@@ -157,9 +157,9 @@ MUTANTS = (
     Mutant(
         "given-up-blocks-free",
         "F1",
-        "scheduler/scheduler.py",
-        "self._pool.touch(self._blocks_of(status))",
-        "self._pool.touch(())",
+        "scheduler/quarantine.py",
+        "self.pool.touch(_blocks_of(status, self.pool))",
+        "self.pool.touch(())",
         "blocks of a load that was given up are handed out although its copy may still write into them",
     ),
     # F2: holes in a request's life.
@@ -280,7 +280,7 @@ MUTANTS = (
     Mutant(
         "parent-evicted-first",
         "F4",
-        "manager/catalog.py",
+        "manager/departures.py",
         "free = not self._kids[tier][node] and self._pinned(node) < held",
         "free = self._pinned(node) < held",
         "a chunk leaves before those that extend it, and they are never read again",
@@ -378,9 +378,9 @@ MUTANTS = (
     Mutant(
         "wedged-load-untold",
         "F6",
-        "scheduler/scheduler.py",
-        "self._give_up.add(status.job.job_id)",
-        "self._give_up.discard(status.job.job_id)",
+        "scheduler/quarantine.py",
+        "self._given_up.add(status.job.job_id)",
+        "self._given_up.discard(status.job.job_id)",
         "nobody tells the engine that a load which does not end was given up",
     ),
     # F7: deadlock and starvation under pressure.
@@ -502,9 +502,9 @@ MUTANTS = (
     Mutant(
         "given-up-blocks-kept",
         "F10",
-        "scheduler/scheduler.py",
-        "self._pool.free_blocks(self._blocks_of(status))",
-        "self._pool.free_blocks(())",
+        "scheduler/quarantine.py",
+        "self.pool.free_blocks(_blocks_of(status, self.pool))",
+        "self.pool.free_blocks(())",
         "blocks that were held for a copy are held when it has ended",
     ),
     Mutant(

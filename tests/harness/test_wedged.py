@@ -5,7 +5,7 @@ import time
 import pytest
 from test_lives import PROMPT, Build, push_out, run
 
-from kvtide.scheduler import scheduler as scheduler_module
+from kvtide.scheduler import quarantine
 from kvtide.vllm.testing.model import PatternModel
 
 
@@ -13,7 +13,7 @@ from kvtide.vllm.testing.model import PatternModel
 def test_a_wedged_load_costs_its_request_a_recomputation_and_its_late_bytes_reach_nobody(
     build: Build, monkeypatch: pytest.MonkeyPatch, aborted: bool
 ) -> None:
-    monkeypatch.setattr(scheduler_module, "GRACE_S", 0.0)
+    monkeypatch.setattr(quarantine, "GRACE_S", 0.0)
     engine = build(transfer_deadline_s=0.05, num_blocks=65, host_pages=16)
     run(engine, "first", PROMPT)
     push_out(engine)

@@ -7,7 +7,6 @@ The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with t
 import logging
 from collections import deque
 from collections.abc import Collection
-from typing import Any
 
 from kvtide.events import OffloadingEvent
 from kvtide.jobs import (
@@ -21,12 +20,12 @@ from kvtide.jobs import (
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
-from kvtide.scheduler.fences import NULL_BLOCK
 from kvtide.scheduler.limits import limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
 from kvtide.scheduler.pace import RecomputePace
+from kvtide.scheduler.quarantine import Quarantine
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
 
@@ -34,9 +33,6 @@ logger = logging.getLogger(__name__)
 
 STORES_PER_STEP = 96
 """Stores that one step plans, and that one step makes ready: some three milliseconds each. More wait."""
-
-GRACE_S = 5.0
-"""A copy that has not begun by its deadline is given up by the worker; its answer gets so long to come."""
 
 QUARANTINE_S = 60.0
 """A job unanswered this long past its deadline no longer keeps an idle engine awake. It stays fenced."""
@@ -62,14 +58,13 @@ class OffloadingConnectorScheduler:
         self._jobs = OpenJobs(config.rank_count, config.transfer_deadline_s)
         self._stores = StorePlanner(config, manager, self._jobs, metrics)
         self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
+        self._quarantine = Quarantine(config.transfer_deadline_s, manager, self._jobs, self._loads)
         self._flush: set[JobId] = set()
         self._copied: deque[TransferJobStatus] = deque()  # stores that have ended and are not ready yet
         self._pace = RecomputePace()
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
         self._gauges: dict[tuple[str, str], int] = {}
-        self._pool: BlockPool | None = None
-        self._give_up: set[JobId] = set()
         self._parked: set[str] = set()  # requests that were given blocks and have not run since
         self._unsettled: set[str] = set()  # requests whose load has failed and that have not run since
         self._visits = 0
@@ -77,7 +72,7 @@ class OffloadingConnectorScheduler:
 
     def bind_block_pool(self, pool: BlockPool) -> None:
         """Keep the engine's pool at hand: blocks that a copy may still write into are held through it."""
-        self._pool = pool
+        self._quarantine.pool = pool
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -198,12 +193,11 @@ class OffloadingConnectorScheduler:
                     room -= 1
         self._store_states(step, now_s)
         self._manager.keep_room()
-        self._note_overdue(now_s)
+        self._quarantine.note(now_s)
         flush, self._flush = self._flush, set()
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
-        give_up, self._give_up = frozenset(self._give_up), set()
         return OffloadingConnectorMetadata(
-            self._manager.generation, self._jobs.send(), jobs_to_flush, give_up
+            self._manager.generation, self._jobs.send(), jobs_to_flush, self._quarantine.take()
         )
 
     def update_connector_output(
@@ -384,41 +378,11 @@ class OffloadingConnectorScheduler:
 
     def _end_job(self, status: TransferJobStatus) -> None:
         self._jobs.close(status)
-        if status.given_up and self._pool is not None:
-            self._pool.free_blocks(self._blocks_of(status))
+        self._quarantine.ended(status)
         if status.job.direction is Direction.LOAD:
             self._loads.ended(status)
         else:
             self._copied.append(status)
-
-    def _note_overdue(self, now_s: float) -> None:
-        """Let nobody wait any longer for copies that began and do not end.
-
-        They keep their slots and their blocks: what may still be read or written is nobody else's.
-        """
-        limit_s = self._config.transfer_deadline_s + GRACE_S
-        for status in self._jobs.overdue(now_s - limit_s):
-            logger.warning(
-                "%s %d of request %s has not ended after %.0f s",
-                status.job.direction.value,
-                status.job.job_id,
-                status.job.request_id,
-                now_s - status.planned_at_s,
-            )
-            if status.job.direction is Direction.STORE:
-                for chunks in status.held:
-                    self._manager.abandon_store(chunks.run, chunks.spec)
-            elif self._pool is not None:
-                # The engine frees the blocks of a load that failed; held, they go to nobody.
-                self._pool.touch(self._blocks_of(status))
-                self._loads.give_up(status)
-                self._give_up.add(status.job.job_id)
-
-    def _blocks_of(self, status: TransferJobStatus) -> list[Any]:
-        device = status.job.device_spec()
-        assert self._pool is not None
-        ids = sorted(set(device.block_ids) - {NULL_BLOCK}) if device is not None else []
-        return [self._pool.blocks[block_id] for block_id in ids]
 
     def _make_ready(self) -> None:
         """Complete stores whose copies have ended, in that order, a bounded number at a time."""
