@@ -104,7 +104,7 @@ class OffloadingConnectorScheduler:
             state.wait = None
         state.begin_admission(num_computed_tokens)
         if self._unsettled:
-            return self._while_unsettled(state, num_computed_tokens, now_s)
+            return self._while_unsettled(state)
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
@@ -301,20 +301,16 @@ class OffloadingConnectorScheduler:
             self._requests[request.request_id] = state
         return state
 
-    def _while_unsettled(
-        self, state: RequestOffloadState, computed_tokens: int, now_s: float
-    ) -> tuple[int | None, bool]:
+    def _while_unsettled(self, state: RequestOffloadState) -> tuple[int | None, bool]:
         """Answer while a request whose load has failed has not run since: nobody is offered a load.
 
         vLLM 0.32 keeps such a request in front, with all its blocks counted as reserved. Where a load does
         not fit beside them, or it does not fit itself, vLLM stops looking, and requests behind it that hold
         the blocks are not let on: nothing ever runs. So it stands back while others have blocks and have
-        not run.
+        not run, however long: each of them runs, ends, fails or is given up.
         """
         stands_back = state.request.request_id in self._unsettled and bool(self._parked)
-        if stands_back and now_s < self._patience_ends_s(state, computed_tokens, now_s):
-            return None, False
-        return 0, False
+        return (None, False) if stands_back else (0, False)
 
     def _patience_ends_s(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> float:
         """Say until when a request waits for others; no longer than computing would take."""
