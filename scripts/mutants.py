@@ -256,9 +256,9 @@ MUTANTS = (
         "null-block-stored",
         "F3",
         "scheduler/stores.py",
-        "return -(-(first + gone) // group.blocks_per_chunk)",
-        "return (first + gone) // group.blocks_per_chunk",
-        "a chunk behind the window is stored whose first blocks the engine has let go",
+        "gone = max((index + 1 for index, block in enumerate(blocks) if block == NULL_BLOCK), default=0)",
+        "gone = 0",
+        "chunks behind the window are stored although the engine has let go of their blocks",
     ),
     Mutant(
         "uncomputed-stored",
@@ -336,12 +336,12 @@ MUTANTS = (
     ),
     # F6: an answer that never comes.
     Mutant(
-        "parked-for-ever",
+        "failure-unanswered",
         "F6",
         "transfer/engine.py",
-        "if behind and now_s > until_s:",
-        "if behind and now_s < 0:",
-        "a load behind a copy that never ends waits as long",
+        "self._answers[job.job_id, 0] = HopResult.DONE if success else HopResult.FAILED",
+        "self._answers.update({(job.job_id, 0): HopResult.DONE} if success else {})",
+        "of a copy that has failed nobody ever hears",
     ),
     Mutant(
         "no-deadline",
