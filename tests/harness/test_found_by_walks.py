@@ -59,10 +59,7 @@ def test_a_request_whose_load_failed_is_not_offered_another_load(build: Build) -
     assert harness.outputs["reader"] == PatternModel.answer(PROMPT, 1)
 
 
-@pytest.mark.parametrize(
-    "defer_limit_s",
-    [2.0, pytest.param(0.0, marks=pytest.mark.xfail(strict=True, reason="it stands back only so long"))],
-)
+@pytest.mark.parametrize("defer_limit_s", [2.0, 0.0])
 def test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed(
     build: Build, defer_limit_s: float
 ) -> None:

@@ -52,6 +52,13 @@ class Ask:
         """What a run without any cache generates."""
         return PatternModel.answer(self.prompt, self.max_tokens, self.identity.name)
 
+    def traits(self) -> set[str]:
+        """What is special about it, for counting."""
+        params = self.arguments.get("extra_args", {}).get("kv_transfer_params", {})
+        special = set(self.arguments) - {"extra_args"}
+        special |= {"of a sibling" if name == HELD else "limits" for name in params}
+        return special | ({"adapter or salt"} if self.identity.name else set())
+
     def all_arguments(self) -> dict[str, Any]:
         """For ``ModelEngine.add``."""
         return {
@@ -135,9 +142,14 @@ class Asker:
         if self._shape.priority:
             arguments["priority"] = chance.randrange(3)
         held = (prompt_tokens - 1) // self._shape.tokens_per_block
+        params: dict[str, Any] = {}
         if self._shape.siblings is not Siblings.NONE and held and chance.random() < 0.25:
-            tokens = chance.randrange(1, held + 1) * self._shape.tokens_per_block
-            arguments["extra_args"] = {"kv_transfer_params": {HELD: tokens}}
+            params[HELD] = chance.randrange(1, held + 1) * self._shape.tokens_per_block
+        if chance.random() < 0.06:
+            name = chance.choice(("max_load_tokens", "max_offload_tokens", "no_read", "no_write"))
+            params[name] = chance.randrange(40) if name.startswith("max") else True
+        if params:
+            arguments["extra_args"] = {"kv_transfer_params": params}
         return arguments
 
     def _tokens(self, count: int) -> list[int]:

@@ -21,7 +21,7 @@ from kvtide.vllm.testing.configuration import CONFIGURATIONS, Configuration, nam
 from kvtide.vllm.testing.promises import LeakError, WrongBytesError
 from kvtide.vllm.testing.walk import Report, Walk
 
-STEPS = 400_000
+STEPS = 300_000
 """Of all configurations together: under three minutes on two cores."""
 
 WALK_STEPS = 1250
@@ -40,7 +40,7 @@ MUST_HAPPEN = (
     "past its deadline",
     "wait timed out",
     "released",
-    "slept beside a wedged store",
+    "slept beside a wedged copy",
     "asleep",
     "abort: waiting",
     "abort: running",
@@ -66,8 +66,12 @@ MUST_HAPPEN = (
     "ask: prompt_logprobs",
     "ask: skip_reading_prefix_cache",
     "ask: priority",
-    "ask: extra_args",
+    "ask: of a sibling",
     "ask: adapter or salt",
+    "engine: window",
+    "engine: sibling before",
+    "engine: sibling after",
+    "ask: limits",
     "hit again",
     "load checked",
     "cached blocks checked",

@@ -172,11 +172,11 @@ class Walk:
         """Let everything end, in stages, and look at what is left."""
         engine = self.engine
         self._come_to_rest(stuck=True)
-        if self._stuck(Direction.STORE) and not self._stuck(Direction.LOAD):
+        if self._only_stuck_copies() and self._stuck():
             self.clock.advance(QUARANTINE_S)
             if engine.scheduler.has_requests():
-                raise HangError("an idle engine is kept awake by a store that never ends")
-            self.report.happened["slept beside a wedged store"] += 1
+                raise HangError("an idle engine is kept awake by a copy that never ends")
+            self.report.happened["slept beside a wedged copy"] += 1
         for copier in self.copiers.values():
             copier.release()
         self.plan.weights = CALM
@@ -199,27 +199,33 @@ class Walk:
         for turn in range(2 * left + 400):
             if not engine.busy:
                 return
-            quiet = quiet + 1 if stuck and self._only_stuck_stores() else 0
-            if quiet > 5 or (stuck and turn > 300 and self._stuck(Direction.LOAD)):
+            quiet = quiet + 1 if stuck and self._only_stuck_copies() else 0
+            if quiet > 5:
                 return
             # Ever longer pauses: nothing waits for ever but what is stuck.
             self._turn(self._chance.expovariate(200.0) * (1 + turn / 50))
         waiting = {
             name: RequestStatus(request.status).name for name, request in engine.scheduler.requests.items()
         }
+        if stuck and self._starved(set(waiting.values())):
+            self.report.happened["starved by a wedged load"] += 1
+            return
         copies = {f"{rank} {way.value}": one.open_ids for (rank, way), one in self.copiers.items()}
         raise HangError(f"not at rest: requests {waiting}, copies {copies}, books {engine.describe()}")
 
-    def _only_stuck_stores(self) -> bool:
+    def _starved(self, statuses: set[str]) -> bool:
+        """Whether they may wait: blocks are held for a load that never ends, and nobody awaits a load."""
+        pool = self.engine.scheduler.kv_cache_manager.block_pool
+        held = pool.get_num_free_blocks() < self.shape.num_blocks - 1
+        return self._stuck(Direction.LOAD) and held and statuses <= {"WAITING", "PREEMPTED"}
+
+    def _only_stuck_copies(self) -> bool:
         if self.engine.scheduler.requests:
             return False
-        copiers = self.copiers.items()
-        return all(
-            one.open_ids == (one.stuck_ids if way is Direction.STORE else []) for (_, way), one in copiers
-        )
+        return all(one.open_ids == one.stuck_ids for one in self.copiers.values())
 
-    def _stuck(self, direction: Direction) -> bool:
-        return any(one.stuck_ids for (_, way), one in self.copiers.items() if way is direction)
+    def _stuck(self, direction: Direction | None = None) -> bool:
+        return any(one.stuck_ids for (_, way), one in self.copiers.items() if direction in (None, way))
 
     def _check_answers(self) -> None:
         if self.engine.errors:
@@ -253,10 +259,8 @@ class Walk:
         self.report.requests += 1
         self._asked[name] = ask
         self.report.happened[f"ask: {ask.kind}"] += 1
-        for argument in ask.arguments:
-            self.report.happened[f"ask: {argument}"] += 1
-        if ask.identity.name:
-            self.report.happened["ask: adapter or salt"] += 1
+        for trait in ask.traits():
+            self.report.happened[f"ask: {trait}"] += 1
         self.engine.add(name, ask.prompt, ask.max_tokens, **ask.all_arguments())
 
     def _abort(self) -> None:
@@ -331,6 +335,8 @@ class Walk:
         report.happened["late answer"] += engine.answers.late_count
         if engine.ledger is not None:
             report.happened["events about host memory"] += engine.ledger.event_count
+        report.happened["engine: window"] += len(self.shape.groups) > 1
+        report.happened[f"engine: sibling {self.shape.siblings.value}"] += 1
         report.happened["load checked"] += engine.checked_loads
         for name, value in engine.counted.data.items():
             if isinstance(value, int | float):
