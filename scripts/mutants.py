@@ -196,12 +196,12 @@ MUTANTS = (
         "the whole table of a resumed request is taken for blocks that were added",
     ),
     Mutant(
-        "preempted-unflushed",
+        "aborted-and-waited-for",
         "F2",
         "scheduler/scheduler.py",
-        "self._flush |= state.transfer_jobs - {state.load_job}",
-        "self._flush |= set()",
-        "stores of a request that was preempted are not waited for",
+        "self._parked.discard(request.request_id)",
+        "self._parked.add(request.request_id)",
+        "a request whose load has failed stands back for one that was aborted before it ran",
     ),
     Mutant(
         "last-chunks-lost",
@@ -391,6 +391,14 @@ MUTANTS = (
         "if not waited or handler.wait(waited, PATIENCE * self._flush_limit_s):",
         "if not waited or handler.wait(waited, 100 * self._flush_limit_s):",
         "a step waits for a slow store as long as it takes",
+    ),
+    Mutant(
+        "loads-beside-a-failure",
+        "F7",
+        "scheduler/scheduler.py",
+        "if self._unsettled:",
+        "if self._unsettled and state.load_failed:",
+        "others are offered loads for which vLLM keeps no room while one whose load has failed has not run",
     ),
     Mutant(
         "store-queue-unbounded",
