@@ -46,6 +46,7 @@ from kvtide.vllm.testing.ranks import (
 from kvtide.vllm.testing.shape import EngineShape, Runner
 from kvtide.vllm.testing.sibling import SiblingLoad
 from kvtide.vllm.testing.tables import WorkerTables
+from kvtide.vllm.testing.upstream import forget_what_was_not_computed
 
 HOOKS = (
     "on_new_request",
@@ -118,6 +119,7 @@ class ModelEngine:
         )
         # Decided by platform and environment; here by the shape.
         self.scheduler.use_v2_model_runner = shape.runner is Runner.V2
+        forget_what_was_not_computed(self.scheduler)
         self.ledger: EventLedger | None = None
         if shape.with_events:
             self.scheduler.kv_event_publisher = self.ledger = EventLedger()
