@@ -1,4 +1,4 @@
-"""What vLLM 0.32 does wrong by itself, repaired in the engine under test so that it is not held against us."""
+"""What vLLM 0.32 does wrong by itself, repaired in the engine under test: it is not to be held against us."""
 
 from typing import Any
 
