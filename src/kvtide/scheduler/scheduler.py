@@ -104,6 +104,8 @@ class OffloadingConnectorScheduler:
             state.wait = None
         state.begin_admission(num_computed_tokens)
         if self._unsettled:
+            # Whoever is asked for owns no blocks; a load that failed leaves them until vLLM comes to it.
+            self._parked.discard(request.request_id)
             return self._while_unsettled(state)
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
@@ -217,7 +219,6 @@ class OffloadingConnectorScheduler:
         for request_id in failed_request_ids:
             if (state := self._requests.get(request_id)) is not None:
                 state.load_failed = True
-                self._parked.discard(request_id)
                 self._unsettled.add(request_id)
         if answers is None:
             self._make_ready()
