@@ -105,7 +105,7 @@ class OffloadingConnectorScheduler:
         state.begin_admission(num_computed_tokens)
         if self._unsettled:
             # Whoever is asked for owns no blocks; a load that failed leaves them until vLLM comes to it.
-            self._parked.discard(request.request_id)
+            self._parked.discard(state.request.request_id)
             return self._while_unsettled(state)
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
