@@ -59,7 +59,6 @@ def test_a_request_whose_load_failed_is_not_offered_another_load(build: Build) -
     assert harness.outputs["reader"] == PatternModel.answer(PROMPT, 1)
 
 
-@pytest.mark.xfail(strict=True, reason="a request whose load failed has its blocks until vLLM looks at it")
 def test_requests_whose_loads_failed_together_end(build: Build) -> None:
     harness = build(num_blocks=19, window_tokens=5)
     for prompt in (PROMPT, PROMPT[::-1]):

@@ -86,8 +86,10 @@ def revisit(engine: ModelEngine, ask: Ask, settle: Callable[[], None], number: i
     queue = int(settings["store_queue"]) // (sum(pool.slot_bytes for pool in _pools(engine)))
     room = min(fits, queue)
     windows = len(engine.shape.groups) - 1
+    # A group that sees a window is stored block by block.
     stored = len(ask.prompt) // tokens_per_chunk
-    if windows and stored * (1 + windows * int(settings["blocks_per_chunk"])) > room:
+    stored += windows * (len(ask.prompt) // engine.shape.tokens_per_block)
+    if windows and stored > room:
         chunks = 0  # a point that not all groups could store is none
     due = min(chunks, room) * tokens_per_chunk
     if hit_tokens < due:
