@@ -360,12 +360,12 @@ MUTANTS = (
         "an engine without requests sleeps and copies are never heard of",
     ),
     Mutant(
-        "load-offered-again",
+        "load-failure-unnoticed",
         "F6",
         "scheduler/scheduler.py",
-        "if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:",
-        "if request.skip_reading_prefix_cache or not state.limits.max_load_tokens:",
-        "a request whose load has failed is offered another one, which vLLM may never admit",
+        "self._unsettled.add(request_id)",
+        "self._unsettled.discard(request_id)",
+        "a request whose load has failed, and those behind it, wait for a load that vLLM never admits",
     ),
     Mutant(
         "awake-for-ever",
