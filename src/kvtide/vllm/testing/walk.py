@@ -39,7 +39,8 @@ class Report:
         steps: Steps of the engine.
         token_steps: Those that scheduled tokens.
         requests: Asked.
-        loads: That ended well.
+        loads: That ended well, whatever the number of ranks.
+        hit_tokens: That came from host memory.
         happened: Events and faults, by name.
     """
 
@@ -341,7 +342,7 @@ class Walk:
         for name, value in engine.counted.data.items():
             if isinstance(value, int | float):
                 report.happened[f"counted: {name.rstrip('|')}"] += int(value)
-        report.loads = int(engine.counted.data.get("transfers|load", 0))
+        report.loads = int(engine.counted.data.get("transfers|load", 0)) // self.shape.rank_count
         report.hit_tokens = int(engine.counted.data.get("hit_tokens|host", 0))
 
 
