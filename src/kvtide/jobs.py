@@ -10,7 +10,7 @@ from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import Enum, auto
-from typing import Any, NewType, TypeAlias
+from typing import Any, NamedTuple, NewType, TypeAlias
 
 from kvtide.errors import IllegalTransitionError
 from kvtide.keys import Medium
@@ -232,8 +232,7 @@ class OffloadingWorkerMetadata:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class ReqContext:
+class ReqContext(NamedTuple):
     """Who asks: passed to the primitives.
 
     Attributes:

@@ -34,13 +34,13 @@ def split_offload_key(key: OffloadKey) -> tuple[bytes, int]:
     return bytes(key[:-GROUP_INDEX_BYTES]), int.from_bytes(key[-GROUP_INDEX_BYTES:], "big")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class ChunkRun(Sequence[OffloadKey]):
     """Neighbouring chunks of one prefix, as a view over the engine's own block hashes.
 
     Behaves as a sequence of keys and builds none until one is asked for: making 8,192 keys costs more
     than all else in a lookup. ``block_hashes`` grows while a request runs; the view covers
-    ``[start, stop)`` chunks and never changes.
+    ``[start, stop)`` chunks and never changes (not frozen: that costs as much as the rest of making one).
 
     Attributes:
         block_hashes: The engine's chained hashes; entry i covers tokens [0, (i + 1) * tokens_per_hash).

@@ -8,14 +8,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 from kvtide.events import ChunkContent, OffloadingEvent
 from kvtide.jobs import CPULoadStoreSpec, ReqContext
 from kvtide.keys import ChunkRun, OffloadKey
 
 
-@dataclass(frozen=True, slots=True)
-class LookupResult:
+class LookupResult(NamedTuple):
     """Answer of ``lookup``.
 
     Attributes:

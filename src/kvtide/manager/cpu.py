@@ -149,7 +149,8 @@ class CPUOffloadingManager(OffloadingManager):
     # -- reading --------------------------------------------------------------------------------
 
     def lookup(self, run: ChunkRun, ctx: ReqContext) -> LookupResult:
-        keys, _, _ = self._positions(run)
+        stride = self._groups[run.group_index].stride
+        keys = run.block_hashes if run.hashes_per_chunk == stride else run.positions(stride)[0]
         ready = self._catalog.resident(run.group_index, keys, run.start, run.stop)
         later = False
         if len(self._pending) and ready < len(run):

@@ -145,7 +145,7 @@ class Residency:
             end = begin + counts[node]
             if end <= position:
                 continue
-            reach = begin + max([row[node] for row in rows], default=0)
+            reach = begin + (rows[0][node] if len(rows) == 1 else max((row[node] for row in rows), default=0))
             position = max(position, min(reach, known))
             if position < end:
                 break

@@ -4,15 +4,14 @@ A question without effects: it is asked every step for every waiting request, an
 the answer away.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from kvtide.geometry import KVGeometry, chunks_needed
 from kvtide.manager.base import OffloadingManager
 from kvtide.scheduler.state import LookupMemo, RequestOffloadState
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
+class Found(NamedTuple):
     """Answer of ``look_up``.
 
     Attributes:
@@ -66,15 +65,16 @@ def _of_one_prefix(
     computed_tokens: int,
     limit: int,
 ) -> Found:
-    (group,) = geometry.groups
-    needed = chunks_needed(group, computed_tokens, limit)
-    if not needed:
+    if limit <= computed_tokens:
         return Found(limit, False)
-    run = group.run(state.request.block_hashes, needed.start, needed.stop)
-    result = manager.lookup(run, state.context)
-    if result.ready_count == len(run):
+    # ``chunks_needed``, in short: the limit is a whole number of chunks.
+    group = geometry.finest
+    start, stop = computed_tokens // group.tokens_per_chunk, limit // group.tokens_per_chunk
+    run = group.run(state.request.block_hashes, start, stop)
+    ready_count, later = manager.lookup(run, state.context)
+    if ready_count == stop - start:
         return Found(limit, False)
-    return Found((needed.start + result.ready_count) * group.tokens_per_chunk, result.later)
+    return Found((start + ready_count) * group.tokens_per_chunk, later)
 
 
 def _of_every_group(

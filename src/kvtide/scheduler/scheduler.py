@@ -20,7 +20,7 @@ from kvtide.jobs import (
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
-from kvtide.scheduler.limits import limits_of
+from kvtide.scheduler.limits import UNLIMITED, limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
@@ -295,8 +295,9 @@ class OffloadingConnectorScheduler:
         state = self._requests.get(request.request_id)
         if state is None:
             self._visits += 1
-            context = ReqContext(request.request_id, request.kv_transfer_params, self._visits)
-            limits = limits_of(request.request_id, request.kv_transfer_params)
+            params = request.kv_transfer_params
+            context = ReqContext(request.request_id, params, self._visits)
+            limits = limits_of(request.request_id, params) if params else UNLIMITED
             groups = [GroupOffloadState() for _ in self._geometry.groups]
             state = RequestOffloadState(request, groups, context, limits)
             self._requests[request.request_id] = state
