@@ -19,8 +19,9 @@ from kvtide.jobs import (
 )
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
+from kvtide.scheduler.due import DueRequests
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
-from kvtide.scheduler.limits import UNLIMITED, limits_of
+from kvtide.scheduler.limits import NO_LIMIT, UNLIMITED, limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
@@ -67,6 +68,7 @@ class OffloadingConnectorScheduler:
         self._gauges: dict[tuple[str, str], int] = {}
         self._parked: set[str] = set()  # requests that were given blocks and have not run since
         self._unsettled: set[str] = set()  # requests whose load has failed and that have not run since
+        self._due = DueRequests()
         self._visits = 0
         self._deferred_count = 0
 
@@ -144,6 +146,7 @@ class OffloadingConnectorScheduler:
             self._flush |= self._jobs.fences.conflicts(table[first_computed:])
             group_state.block_ids = list(table)
         self._note_admission(state)
+        self._due.soon.add(request.request_id)
         if not state.computed:
             self._parked.add(request.request_id)
         if num_external_tokens:
@@ -160,6 +163,7 @@ class OffloadingConnectorScheduler:
         state = self._requests.pop(request.request_id, None)
         self._parked.discard(request.request_id)
         self._unsettled.discard(request.request_id)
+        self._due.soon.discard(request.request_id)
         # The blocks of an open load, ours or another connector's, hold nothing yet.
         if state is None or state.load_job is not None or not state.computed or not any(block_ids):
             return
@@ -180,19 +184,7 @@ class OffloadingConnectorScheduler:
         for copy in step.kv_cache_block_copies or ():
             self._flush |= self._jobs.fences.conflicts((copy.dst_block_id,))
         self._note_new_blocks(step)
-        requests, room = self._requests, STORES_PER_STEP
-        for request_id, token_count in step.num_scheduled_tokens.items():
-            if (state := requests.get(request_id)) is not None:
-                if not state.computed:
-                    state.computed = True
-                    self._parked.discard(request_id)
-                    self._unsettled.discard(request_id)
-                computed_tokens = state.request.num_computed_tokens + token_count
-                if computed_tokens >= state.offer_at and room:
-                    # Who finds no room is asked again in the next step, or when it ends.
-                    self._note_windows(step, state)
-                    self._stores.plan(state, computed_tokens, now_s)
-                    room -= 1
+        self._plan_stores(step, now_s)
         self._store_states(step, now_s)
         self._manager.keep_room()
         self._quarantine.note(now_s)
@@ -201,6 +193,27 @@ class OffloadingConnectorScheduler:
         return OffloadingConnectorMetadata(
             self._manager.generation, self._jobs.send(), jobs_to_flush, self._quarantine.take()
         )
+
+    def _plan_stores(self, step: EngineStep, now_s: float) -> None:
+        """Offer what this step completes, of the requests whose turn it is."""
+        self._due.begin_step(self._requests)
+        soon, room = self._due.soon, STORES_PER_STEP
+        for request_id, token_count in step.num_scheduled_tokens.items():
+            if token_count == 1 and request_id not in soon:
+                continue
+            if (state := self._requests.get(request_id)) is None:
+                continue
+            if not state.computed:
+                state.computed = True
+                self._parked.discard(request_id)
+                self._unsettled.discard(request_id)
+            computed_tokens = state.request.num_computed_tokens + token_count
+            if computed_tokens >= state.offer_at and room:
+                # Who finds no room is asked again in the next step, or when it ends.
+                self._note_windows(step, state)
+                self._stores.plan(state, computed_tokens, now_s)
+                room -= 1
+            self._due.look_after(request_id, state.offer_at - computed_tokens, NO_LIMIT // 2)
 
     def update_connector_output(
         self,
