@@ -16,9 +16,7 @@ class GroupKind(Enum):
     """What the layers of a group keep; values are vLLM's own names (``get_kv_cache_spec_kind``)."""
 
     FULL_ATTENTION = "full_attention"
-    MLA = "mla_attention"
     SLIDING_WINDOW = "sliding_window"
-    SLIDING_WINDOW_MLA = "sliding_window_mla"
     MAMBA = "mamba"
 
 

@@ -217,10 +217,10 @@ class Catalog(Departures):
             # What is used alone has a history of its own.
             nodes[-1] = self._split(last, within)
         for tier in self._tiers:
-            policy, reach = self._policies[tier], self._reach[tier]
+            policy = self._policies[tier]
             if policy is not None:
                 for node in reversed(nodes):
-                    if reach[0][node] if len(reach) == 1 else self.held(tier, node):
+                    if self.held(tier, node):
                         policy.touched(node, visit)
 
     def _grow(

@@ -4,7 +4,6 @@ Knows requests, blocks and jobs. Which chunk is where is the manager's business;
 The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with the engine's own objects.
 """
 
-import logging
 from collections import deque
 from collections.abc import Collection
 
@@ -29,8 +28,6 @@ from kvtide.scheduler.pace import RecomputePace
 from kvtide.scheduler.quarantine import Quarantine
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
-
-logger = logging.getLogger(__name__)
 
 STORES_PER_STEP = 96
 """Stores that one step plans, and that one step makes ready: some three milliseconds each. More wait."""
