@@ -48,6 +48,7 @@ class ChunkRun(Sequence[OffloadKey]):
         hashes_per_chunk: How many entries of ``block_hashes`` one chunk spans.
         start: First chunk, counted from the beginning of the request.
         stop: One past the last chunk.
+        lookahead: How many hashes further on a chunk's name is, where its bytes depend on tokens after it.
     """
 
     block_hashes: Sequence[bytes] = field(repr=False)
@@ -55,6 +56,7 @@ class ChunkRun(Sequence[OffloadKey]):
     hashes_per_chunk: int
     start: int
     stop: int
+    lookahead: int = 0
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -75,11 +77,13 @@ class ChunkRun(Sequence[OffloadKey]):
 
     def between(self, start: int, stop: int) -> "ChunkRun":
         """The same prefix, other chunks; ``start`` and ``stop`` count from the request's beginning."""
-        return ChunkRun(self.block_hashes, self.group_index, self.hashes_per_chunk, start, stop)
+        return ChunkRun(
+            self.block_hashes, self.group_index, self.hashes_per_chunk, start, stop, self.lookahead
+        )
 
     def hash_of(self, chunk_index: int) -> bytes:
-        """Hash of the last block of chunk ``chunk_index``, counted from the request's beginning."""
-        return self.block_hashes[(chunk_index + 1) * self.hashes_per_chunk - 1]
+        """The hash that names chunk ``chunk_index``, counted from the request's beginning."""
+        return self.block_hashes[(chunk_index + 1) * self.hashes_per_chunk - 1 + self.lookahead]
 
     def parent_hash(self) -> bytes | None:
         """Hash of the chunk before the run's first one; None at the beginning of a prompt."""
@@ -87,8 +91,8 @@ class ChunkRun(Sequence[OffloadKey]):
 
     def hashes(self) -> list[bytes]:
         """One hash per chunk, in prefix order."""
-        step = self.hashes_per_chunk
-        return list(self.block_hashes[(self.start + 1) * step - 1 : self.stop * step : step])
+        step, first = self.hashes_per_chunk, self.lookahead
+        return list(self.block_hashes[(self.start + 1) * step - 1 + first : self.stop * step + first : step])
 
     def positions(self, stride: int) -> tuple[Sequence[bytes], int, int]:
         """See the prompt at a finer grain, ``stride`` positions a chunk, one hash a position.
@@ -98,17 +102,19 @@ class ChunkRun(Sequence[OffloadKey]):
             hash is one position), the run's first position and one past its last.
         """
         step = self.hashes_per_chunk // stride
-        hashes = self.block_hashes if step == 1 else self.block_hashes[step - 1 :: step]
+        first = step - 1 + self.lookahead
+        hashes = self.block_hashes[first::step] if first else self.block_hashes
         return hashes, self.start * stride, self.stop * stride
 
     def frozen(self) -> "ChunkRun":
         """A run that no longer depends on the request: what an open job keeps."""
         return ChunkRun(
-            tuple(self.block_hashes[: self.stop * self.hashes_per_chunk]),
+            tuple(self.block_hashes[: self.stop * self.hashes_per_chunk + self.lookahead]),
             self.group_index,
             self.hashes_per_chunk,
             self.start,
             self.stop,
+            self.lookahead,
         )
 
 

@@ -61,9 +61,20 @@ class OffloadingSpec:
         self._copiers = COPIERS if copiers is None else copiers
 
     def scheduler(
-        self, geometry: KVGeometry, metrics: MetricsDelta, with_events: bool
+        self,
+        geometry: KVGeometry,
+        metrics: MetricsDelta,
+        with_events: bool,
+        holds_stored_blocks: bool = False,
     ) -> OffloadingConnectorScheduler:
-        """Build the scheduler half. Its pool is empty until ranks report theirs."""
+        """Build the scheduler half. Its pool is empty until ranks report theirs.
+
+        Args:
+            geometry: Groups, blocks and chunks.
+            metrics: Where to count.
+            with_events: Whether anyone listens to KV events.
+            holds_stored_blocks: See ``SchedulerOffloadConfig``.
+        """
         config = self.config
         manager = CPUOffloadingManager(
             POLICIES[config.eviction_policy](),
@@ -71,7 +82,9 @@ class OffloadingSpec:
             metrics,
             with_events,
             tuple(
-                CatalogGroup(geometry.positions_per_chunk(group), group.window_chunks)
+                CatalogGroup(
+                    geometry.positions_per_chunk(group), group.window_chunks, group.local_tokens is not None
+                )
                 for group in geometry.groups
             ),
         )
@@ -82,6 +95,7 @@ class OffloadingSpec:
             config.transfer_deadline_s,
             config.store_queue,
             with_events,
+            holds_stored_blocks=holds_stored_blocks,
         )
         return OffloadingConnectorScheduler(limits, manager, metrics)
 

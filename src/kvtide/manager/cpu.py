@@ -150,7 +150,8 @@ class CPUOffloadingManager(OffloadingManager):
 
     def lookup(self, run: ChunkRun, ctx: ReqContext) -> LookupResult:
         stride = self._groups[run.group_index].stride
-        keys = run.block_hashes if run.hashes_per_chunk == stride else run.positions(stride)[0]
+        as_they_are = run.hashes_per_chunk == stride and not run.lookahead
+        keys = run.block_hashes if as_they_are else run.positions(stride)[0]
         ready = self._catalog.resident(run.group_index, keys, run.start, run.stop)
         later = False
         if len(self._pending) and ready < len(run):

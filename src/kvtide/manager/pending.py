@@ -53,7 +53,7 @@ class PendingStore:
         Hashes are chained: the last one stands for all.
         """
         run = self.run
-        return len(run.block_hashes) >= run.stop * run.hashes_per_chunk and (
+        return len(run.block_hashes) >= run.stop * run.hashes_per_chunk + run.lookahead and (
             run.hash_of(run.stop - 1) == self.last_hash
         )
 

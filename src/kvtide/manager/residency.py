@@ -25,10 +25,18 @@ class CatalogGroup:
     Attributes:
         stride: Positions one of its chunks spans.
         window: Chunks before a position that a reader needs to continue there; None for all of them.
+        local: With chunked-local attention, those back to the last multiple of ``window``.
     """
 
     stride: int = 1
     window: int | None = None
+    local: bool = False
+
+    def needed_before(self, chunk_count: int) -> int:
+        """How many chunks just before a whole number of chunks a reader needs to continue there."""
+        if self.window is None:
+            return chunk_count
+        return chunk_count % self.window if self.local else min(self.window, chunk_count)
 
 
 class Residency:
@@ -97,7 +105,7 @@ class Residency:
                     settled = False
             for group, before in windowed:
                 chunks = point // group.stride
-                if point and before[chunks] < min(group.window or 0, chunks):
+                if point and before[chunks] < group.needed_before(chunks):
                     point -= group.stride
                     settled = False
         return point

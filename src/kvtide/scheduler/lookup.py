@@ -29,9 +29,9 @@ def readable_tokens(state: RequestOffloadState, geometry: KVGeometry, computed_t
 
     The last token is always computed, as after a hit in the engine's own cache: its logits are needed.
     """
-    request = state.request
-    tokens_per_hash = geometry.groups[0].tokens_per_hash
-    limit = min(request.num_tokens - 1, len(request.block_hashes) * tokens_per_hash)
+    request, finest = state.request, geometry.finest
+    hashed_tokens = (len(request.block_hashes) - finest.lookahead_hashes) * finest.tokens_per_hash
+    limit = min(request.num_tokens - 1, hashed_tokens)
     limit = min(limit, computed_tokens + state.limits.max_load_tokens)
     return geometry.restore_point(max(limit, 0))
 

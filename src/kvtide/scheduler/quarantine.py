@@ -6,14 +6,12 @@ of a load, which the engine frees when it is told that the load has failed, are 
 """
 
 import logging
-from typing import Any
 
 from kvtide.jobs import Direction, JobId
 from kvtide.manager.base import OffloadingManager
-from kvtide.scheduler.engine import BlockPool
-from kvtide.scheduler.fences import NULL_BLOCK
+from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.loads import LoadPlanner
-from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
+from kvtide.scheduler.open_jobs import OpenJobs
 
 logger = logging.getLogger(__name__)
 
@@ -29,20 +27,23 @@ class Quarantine:
         manager: Which chunk is where.
         jobs: All open jobs.
         loads: Who waits for them.
-
-    Attributes:
-        pool: The engine's; without it no load can be given up.
+        holds: Through which blocks are held; where none can be, no load can be given up.
     """
 
     def __init__(
-        self, deadline_s: float, manager: OffloadingManager, jobs: OpenJobs, loads: LoadPlanner
+        self,
+        deadline_s: float,
+        manager: OffloadingManager,
+        jobs: OpenJobs,
+        loads: LoadPlanner,
+        holds: BlockHolds,
     ) -> None:
         self._deadline_s = deadline_s
         self._manager = manager
         self._jobs = jobs
         self._loads = loads
+        self._holds = holds
         self._given_up: set[JobId] = set()
-        self.pool: BlockPool | None = None
 
     def note(self, now_s: float) -> None:
         """Let nobody wait any longer for what is overdue by now."""
@@ -57,8 +58,7 @@ class Quarantine:
             if status.job.direction is Direction.STORE:
                 for chunks in status.held:
                     self._manager.abandon_store(chunks.run, chunks.spec)
-            elif self.pool is not None:
-                self.pool.touch(_blocks_of(status, self.pool))
+            elif self._holds.take(status):
                 self._loads.give_up(status)
                 self._given_up.add(status.job.job_id)
 
@@ -66,14 +66,3 @@ class Quarantine:
         """Hand out the loads that were given up since the last step."""
         given_up, self._given_up = frozenset(self._given_up), set()
         return given_up
-
-    def ended(self, status: TransferJobStatus) -> None:
-        """Note that a job has ended after all; its blocks are the engine's again."""
-        if status.given_up and self.pool is not None:
-            self.pool.free_blocks(_blocks_of(status, self.pool))
-
-
-def _blocks_of(status: TransferJobStatus, pool: BlockPool) -> list[Any]:
-    device = status.job.device_spec()
-    ids = sorted(set(device.block_ids) - {NULL_BLOCK}) if device is not None else []
-    return [pool.blocks[block_id] for block_id in ids]

@@ -20,6 +20,7 @@ from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.due import DueRequests
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
+from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.limits import NO_LIMIT, UNLIMITED, limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
@@ -54,9 +55,12 @@ class OffloadingConnectorScheduler:
         self._metrics = metrics
         self._requests: dict[str, RequestOffloadState] = {}
         self._jobs = OpenJobs(config.rank_count, config.transfer_deadline_s)
-        self._stores = StorePlanner(config, manager, self._jobs, metrics)
+        self._holds = BlockHolds()
+        self._stores = StorePlanner(config, manager, self._jobs, metrics, self._holds)
         self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
-        self._quarantine = Quarantine(config.transfer_deadline_s, manager, self._jobs, self._loads)
+        self._quarantine = Quarantine(
+            config.transfer_deadline_s, manager, self._jobs, self._loads, self._holds
+        )
         self._flush: set[JobId] = set()
         self._copied: deque[TransferJobStatus] = deque()  # stores that have ended and are not ready yet
         self._pace = RecomputePace()
@@ -70,8 +74,8 @@ class OffloadingConnectorScheduler:
         self._deferred_count = 0
 
     def bind_block_pool(self, pool: BlockPool) -> None:
-        """Keep the engine's pool at hand: blocks that a copy may still write into are held through it."""
-        self._quarantine.pool = pool
+        """Keep the engine's pool at hand: blocks are held through it."""
+        self._holds.pool = pool
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -133,7 +137,8 @@ class OffloadingConnectorScheduler:
         state = self._state_of(request)
         restored_tokens = state.local_tokens + num_external_tokens
         after: set[JobId] = set()
-        for group_state, group, table in zip(state.groups, self._geometry.groups, block_ids, strict=True):
+        for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
+            table = block_ids[group.engine_index]
             # The engine's own hit keeps its contents; what it gave beyond that is about to be written.
             first_new = max(len(group_state.block_ids), state.local_tokens // group.tokens_per_block)
             first_computed = first_new
@@ -142,6 +147,8 @@ class OffloadingConnectorScheduler:
             after |= self._jobs.fences.conflicts(table[first_new:first_computed])
             self._flush |= self._jobs.fences.conflicts(table[first_computed:])
             group_state.block_ids = list(table)
+        for index in self._geometry.others:
+            self._flush |= self._jobs.fences.conflicts(block_ids[index])
         self._note_admission(state)
         self._due.soon.add(request.request_id)
         if not state.computed:
@@ -165,8 +172,7 @@ class OffloadingConnectorScheduler:
         if state is None or state.load_job is not None or not state.computed or not any(block_ids):
             return
         state.request = request
-        for group_state, table in zip(state.groups, block_ids, strict=True):
-            group_state.block_ids = list(table)
+        self._take_tables(state, block_ids)
         computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens
         self._stores.plan(state, computed_tokens, now_s, final=True)
 
@@ -296,6 +302,8 @@ class OffloadingConnectorScheduler:
     def check_invariants(self) -> None:
         """Check the books; see ``OffloadingManager.check_invariants``."""
         self._jobs.check_invariants()
+        held = self._holds.job_ids()
+        assert all(self._jobs.get(job_id) is not None for job_id in held), f"jobs {held} hold blocks"
         self._loads.check_invariants()
         self._manager.check_invariants(idle=not len(self._jobs) and not self._copied)
 
@@ -342,7 +350,7 @@ class OffloadingConnectorScheduler:
         state.deferred_since_s = None
         self._metrics.add("queried_tokens", state.request.num_tokens - state.local_tokens)
         finest = self._geometry.finest
-        chunk_count = len(state.request.block_hashes) // finest.hashes_per_chunk
+        chunk_count = finest.hashed_chunks(len(state.request.block_hashes))
         self._manager.touch(finest.run(state.request.block_hashes, 0, chunk_count), state.context)
 
     def _note_new_blocks(self, step: EngineStep) -> None:
@@ -354,16 +362,20 @@ class OffloadingConnectorScheduler:
             for block_ids in new_block_ids:
                 self._flush |= self._jobs.fences.conflicts(block_ids)
             if (state := self._requests.get(request_id)) is not None:
-                state.append_blocks(new_block_ids)
+                for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
+                    group_state.block_ids.extend(new_block_ids[group.engine_index])
 
     def _note_windows(self, step: EngineStep, state: RequestOffloadState) -> None:
         """Take over the block tables: behind a window the engine has let go of old blocks."""
         blocks = step.kv_connector_block_state
         if self._geometry.is_one_prefix or blocks is None:
             return
-        tables = blocks.get_block_ids(state.request.request_id)
-        for group_state, table in zip(state.groups, tables or (), strict=False):
-            group_state.block_ids = list(table)
+        if tables := blocks.get_block_ids(state.request.request_id):
+            self._take_tables(state, tables)
+
+    def _take_tables(self, state: RequestOffloadState, tables: BlockTable) -> None:
+        for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
+            group_state.block_ids = list(tables[group.engine_index])
 
     def _store_states(self, step: EngineStep, now_s: float) -> None:
         """Store the states of recurrent layers that the engine hands over with this step."""
@@ -372,8 +384,8 @@ class OffloadingConnectorScheduler:
             return
         for request_id, states in blocks.boundary_state_offloads.items():
             if (state := self._requests.get(request_id)) is not None:
-                for group_index, block_id, token_count in states:
-                    self._stores.plan_state(state, group_index, block_id, token_count, now_s)
+                for engine_index, block_id, token_count in states:
+                    self._stores.plan_state(state, engine_index, block_id, token_count, now_s)
 
     def _note_pools(self, pools: dict[int, PoolReport]) -> None:
         self._pools.update(pools)
@@ -386,7 +398,7 @@ class OffloadingConnectorScheduler:
 
     def _end_job(self, status: TransferJobStatus) -> None:
         self._jobs.close(status)
-        self._quarantine.ended(status)
+        self._holds.give_back(status.job.job_id)
         if status.job.direction is Direction.LOAD:
             self._loads.ended(status)
         else:

@@ -3,7 +3,6 @@
 The owner of per-request state keeps it here, in its own table; nothing is hung on the engine's objects.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from kvtide.geometry import KVGeometry
@@ -20,6 +19,8 @@ class SchedulerOffloadConfig:
     Attributes:
         geometry: Groups, blocks and chunks.
         offload_prompt_only: Leave out what was generated.
+        holds_stored_blocks: Blocks are held while a store reads them: the engine may write into a new
+            block before it lets the workers wait for a fenced copy.
         generated_store_tokens: What was generated is stored in pieces of about so many tokens.
         defer_limit_s: Longest wait for somebody else's copy.
         transfer_deadline_s: A copy that has not begun by then is given up.
@@ -34,6 +35,7 @@ class SchedulerOffloadConfig:
     store_queue_bytes: int = 1 << 30
     with_events: bool = False
     generated_store_tokens: int = 256
+    holds_stored_blocks: bool = False
 
     @property
     def rank_count(self) -> int:
@@ -133,8 +135,3 @@ class RequestOffloadState:
         for group in self.groups:
             group.block_ids = []
             group.next_stored_chunk_idx = 0
-
-    def append_blocks(self, new_block_ids: Sequence[Sequence[int]]) -> None:
-        """Note blocks that a running request was given."""
-        for group, block_ids in zip(self.groups, new_block_ids, strict=False):
-            group.block_ids.extend(block_ids)

@@ -11,6 +11,7 @@ from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.fences import NULL_BLOCK
+from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.limits import NO_LIMIT
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
@@ -29,8 +30,10 @@ class StorePlanner:
         manager: OffloadingManager,
         jobs: OpenJobs,
         metrics: MetricsDelta,
+        holds: BlockHolds,
     ) -> None:
         self._config = config
+        self._holds = holds
         self._manager = manager
         self._jobs = jobs
         self._metrics = metrics
@@ -60,7 +63,7 @@ class StorePlanner:
             if group.keeps_states:
                 continue
             # Tokens without a hash are guesses of a drafter or not sampled yet.
-            hashed = len(request.block_hashes) // group.hashes_per_chunk
+            hashed = group.hashed_chunks(len(request.block_hashes))
             chunk_count = min(group.full_chunks(computed_tokens), hashed)
             if not final and chunk_count < group_state.next_stored_chunk_idx + self._piece(group):
                 chunk_count = min(chunk_count, group.full_chunks(request.num_prompt_tokens))
@@ -69,15 +72,16 @@ class StorePlanner:
         state.offer_at = self._next_offer(state, last_token)
 
     def plan_state(
-        self, state: RequestOffloadState, group_index: int, block_id: int, token_count: int, now_s: float
+        self, state: RequestOffloadState, engine_index: int, block_id: int, token_count: int, now_s: float
     ) -> None:
         """Store the state that recurrent layers have after ``token_count`` tokens, in block ``block_id``.
 
-        It is there when this step has run, and for as long as the block is fenced.
+        It is there when this step has run, and for as long as the block is fenced. ``engine_index`` is the
+        group's position among the engine's.
         """
-        group = self._config.geometry.groups[group_index]
+        group = next(one for one in self._config.geometry.groups if one.engine_index == engine_index)
         chunk_count = token_count // group.tokens_per_chunk
-        hashed = len(state.request.block_hashes) // group.hashes_per_chunk
+        hashed = group.hashed_chunks(len(state.request.block_hashes))
         if (
             token_count % group.tokens_per_chunk
             or state.stale
@@ -125,7 +129,7 @@ class StorePlanner:
     ) -> None:
         # From the first chunk on, whatever was offered before: a parent may have been evicted since, and
         # a chunk without it could not be read. Behind a window, what the engine has let go is not there.
-        first = 0 if group.window_tokens is None else self._first_held(group_state, group, chunk_count)
+        first = 0 if group.looks_back else self._first_held(group_state, group, chunk_count)
         run = group.run(state.request.block_hashes, first, chunk_count)
         group_state.next_stored_chunk_idx = chunk_count
         state.refused = None
@@ -157,7 +161,7 @@ class StorePlanner:
         assert output.refusal is not None
         self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
         # Behind a window the blocks will be somebody else's by the time there is room.
-        if output.refusal is not Refusal.BELOW_THRESHOLD and group.window_tokens is None:
+        if output.refusal is not Refusal.BELOW_THRESHOLD and group.looks_back:
             group_state.next_stored_chunk_idx -= output.refused_count
             state.refused = (output.refusal, self._epoch(output.refusal))
 
@@ -173,7 +177,7 @@ class StorePlanner:
         if self._config.with_events:
             self._manager.describe(run, output.store_spec, _content(state, run, group))
         first = run.stop * group.blocks_per_chunk - len(block_ids)
-        self._jobs.plan(
+        status = self._jobs.plan(
             state,
             self._manager.generation,
             Direction.STORE,
@@ -181,6 +185,8 @@ class StorePlanner:
             (HeldChunks(run, output.store_spec),),
             now_s,
         )
+        if self._config.holds_stored_blocks:
+            self._holds.take(status)
 
     def _hop(self, group: GroupGeometry, block_ids: Ids, first: int, slots: CPULoadStoreSpec) -> Hop:
         """Say which blocks go where; of several groups, those of one."""

@@ -105,7 +105,8 @@ def group_regions(layers: Sequence[LayerView], blocks_per_chunk: int) -> GroupRe
             last[2] += layer.page_bytes
         else:
             merged.append([layer.address, layer.block_stride_bytes, layer.page_bytes])
-    base, stride, size = (np.array(column, dtype=np.int64) for column in zip(*merged, strict=True))
+    # A rank of a pipeline may have none of a group's layers.
+    base, stride, size = np.array(merged, dtype=np.int64).reshape(-1, 3).T.copy()
     offset = (np.cumsum(size) - size) * blocks_per_chunk
     return GroupRegions(base, stride, size, offset, blocks_per_chunk)
 

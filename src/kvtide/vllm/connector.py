@@ -33,7 +33,13 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from kvtide.vllm.events import to_vllm  # noqa: E402
-from kvtide.vllm.layout import geometry_of, kv_bytes_of, refuse_unverified, required_layout  # noqa: E402
+from kvtide.vllm.layout import (  # noqa: E402
+    geometry_of,
+    kv_bytes_of,
+    refuse_unverified,
+    required_layout,
+    writes_new_blocks_first,
+)
 from kvtide.vllm.metadata import StepMetadata, WorkerAnswers  # noqa: E402
 from kvtide.vllm.metrics import KVTidePromMetrics, KVTideStats  # noqa: E402
 
@@ -82,7 +88,16 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._demand_recomputation()
             events = vllm_config.kv_events_config
             with_events = events is not None and events.enable_kv_cache_events
-            self._scheduler = self._spec.scheduler(self._geometry, self._metrics, with_events)
+            if with_events and self._geometry.finest.lookahead_hashes:
+                # A chunk goes by a hash of tokens after it: a router would look for it in the wrong place.
+                logger.warning("no KV events are announced for host memory: a drafter is in use")
+                with_events = False
+            self._scheduler = self._spec.scheduler(
+                self._geometry,
+                self._metrics,
+                with_events,
+                writes_new_blocks_first(vllm_config, kv_cache_config),
+            )
         else:
             device = vllm_config.device_config.device_type
             self._spec.check_budget(device, kv_bytes_of(kv_cache_config))
@@ -202,7 +217,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._vllm_config.parallel_config.rank,
             self._geometry,
             kv_caches,
-            [group.layer_names for group in config.kv_cache_groups],
+            [config.kv_cache_groups[group.engine_index].layer_names for group in self._geometry.groups],
             config.num_blocks,
             self._metrics,
         )

@@ -16,7 +16,7 @@ def to_vllm(events: Iterable[OffloadingEvent], geometry: KVGeometry) -> Iterator
         if isinstance(event.keys, ChunkRun):
             yield _stored(event, event.keys, geometry)
         else:
-            yield from _removed(event, event.keys)
+            yield from _removed(event, event.keys, geometry)
 
 
 def _stored(event: OffloadingEvent, run: ChunkRun, geometry: KVGeometry) -> BlockStored:
@@ -31,12 +31,12 @@ def _stored(event: OffloadingEvent, run: ChunkRun, geometry: KVGeometry) -> Bloc
         lora_id=None,
         medium=event.medium.value,
         lora_name=content.lora_name if content is not None else None,
-        group_idx=run.group_index,
+        group_idx=group.engine_index,
         kv_cache_spec_kind=group.kind.value,
     )
 
 
-def _removed(event: OffloadingEvent, keys: Iterable[bytes]) -> Iterator[BlockRemoved]:
+def _removed(event: OffloadingEvent, keys: Iterable[bytes], geometry: KVGeometry) -> Iterator[BlockRemoved]:
     by_group: dict[int, list[bytes]] = {}
     for key in keys:
         block_hash, group_index = split_offload_key(key)  # type: ignore[arg-type]
@@ -45,7 +45,7 @@ def _removed(event: OffloadingEvent, keys: Iterable[bytes]) -> Iterator[BlockRem
         yield BlockRemoved(
             block_hashes=[_external(block_hash) for block_hash in hashes],
             medium=event.medium.value,
-            group_idx=group_index,
+            group_idx=geometry.groups[group_index].engine_index,
         )
 
 

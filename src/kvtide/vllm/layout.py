@@ -4,10 +4,12 @@ Reads ``VllmConfig`` and ``KVCacheConfig``; the tensors themselves are looked at
 ``kvtide.transfer.region``.
 """
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from vllm.v1.kv_cache_interface import get_kv_cache_spec_kind
+from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
+from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs, get_kv_cache_spec_kind
 
 from kvtide.errors import ConfigError, LayoutError
 from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
@@ -15,9 +17,6 @@ from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
-
-WINDOWED_KINDS = {GroupKind.SLIDING_WINDOW.value}
-VERIFIED_KINDS = {GroupKind.FULL_ATTENTION.value, GroupKind.MAMBA.value, *WINDOWED_KINDS}
 
 STATE_WINDOW_TOKENS = 2
 """See ``GroupGeometry.window_tokens``."""
@@ -32,23 +31,19 @@ def refuse_unverified(vllm_config: "VllmConfig") -> None:
     Raises:
         ConfigError: Names vLLM's own option, its value and what would do.
     """
-    parallel = vllm_config.parallel_config
     transfer = vllm_config.kv_transfer_config
     checks = (
-        ("pipeline_parallel_size", parallel.pipeline_parallel_size, 1),
-        ("decode_context_parallel_size", parallel.decode_context_parallel_size, 1),
-        ("prefill_context_parallel_size", getattr(parallel, "prefill_context_parallel_size", 1), 1),
+        (
+            "prefill_context_parallel_size",
+            getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1),
+            1,
+        ),
         ("enable_sleep_mode", bool(vllm_config.model_config.enable_sleep_mode), False),
         ("kv_role", transfer.kv_role if transfer is not None else None, "kv_both"),
     )
     for name, value, verified in checks:
         if value != verified:
             raise ConfigError(name, value, f"this kvtide is verified with {verified!r} only")
-    if vllm_config.speculative_config is not None:
-        method = vllm_config.speculative_config.method
-        raise ConfigError(
-            "speculative_config", method, "this kvtide is verified without speculative decoding only"
-        )
 
 
 def required_layout(vllm_config: "VllmConfig") -> str | None:
@@ -59,66 +54,103 @@ def required_layout(vllm_config: "VllmConfig") -> str | None:
 def geometry_of(
     vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", blocks_per_chunk: int
 ) -> KVGeometry:
-    """Translate vLLM's groups.
+    """Translate vLLM's groups; those that cannot be cached by prefix stay out.
 
     Raises:
+        ConfigError: An option, or a setting, that does not fit these groups.
         LayoutError: A group of a kind that is not verified; names it.
     """
-    groups = kv_cache_config.kv_cache_groups
-    kinds = [get_kv_cache_spec_kind(group.kv_cache_spec).value for group in groups]
-    drafts = any(group.is_eagle_group for group in groups)
-    if drafts or not groups or not set(kinds) <= VERIFIED_KINDS:
-        raise LayoutError(
-            f"this model has {len(groups)} KV cache groups: {', '.join(kinds)}"
-            f"{' (of a drafter)' if drafts else ''}; this kvtide is verified with groups of"
-            f" {', '.join(sorted(VERIFIED_KINDS))} only. Serve the model without kvtide"
-        )
-    _refuse_unverified_states(vllm_config, [group.kv_cache_spec for group in groups])
-    if len(kv_cache_config.prefix_cacheable_group_ids) < len(groups):
-        raise LayoutError(
-            "this model has a KV cache group that cannot be cached by prefix. Serve it without kvtide"
-        )
+    specs = [_one_spec(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+    chosen = kv_cache_config.prefix_cacheable_group_ids
+    others = tuple(index for index in range(len(specs)) if index not in chosen)
+    _refuse_unverified_groups(specs, chosen, others)
+    context_ranks = vllm_config.parallel_config.decode_context_parallel_size
+    block_tokens = [resolve_dcp_kv_block_size(spec, context_ranks) for spec in specs]
+    tokens_per_hash = kv_cache_config.hash_block_size or math.gcd(*(block_tokens[index] for index in chosen))
+    lookahead_hashes = -(-vllm_config.num_prefill_lookahead_tokens // tokens_per_hash)
     return KVGeometry(
         tuple(
             _group(
-                index, kinds[index], group.kv_cache_spec, kv_cache_config.hash_block_size, blocks_per_chunk
+                group_index,
+                specs[engine_index],
+                block_tokens[engine_index],
+                blocks_per_chunk,
+                tokens_per_hash,
+                lookahead_hashes,
+                engine_index,
             )
-            for index, group in enumerate(groups)
+            for group_index, engine_index in enumerate(chosen)
         ),
         shard_count=vllm_config.parallel_config.world_size,
+        others=others,
+        engine_interval=math.lcm(*block_tokens),
     )
 
 
 def _group(
-    index: int, kind: str, spec: "KVCacheSpec", tokens_per_hash: int | None, blocks_per_chunk: int
+    group_index: int,
+    spec: "KVCacheSpec",
+    tokens_per_block: int,
+    blocks_per_chunk: int,
+    tokens_per_hash: int,
+    lookahead_hashes: int,
+    engine_index: int,
 ) -> GroupGeometry:
-    window = spec.sliding_window if kind in WINDOWED_KINDS else None
-    if kind == GroupKind.MAMBA.value:
+    kind = GroupKind(get_kv_cache_spec_kind(spec).value)
+    window = local = None
+    if kind in (GroupKind.SLIDING_WINDOW, GroupKind.SLIDING_WINDOW_MLA):
+        window = spec.sliding_window + spec.extra_retained_tokens
+    elif kind is GroupKind.MAMBA:
         window = STATE_WINDOW_TOKENS
-    if window is not None:
+    elif kind is GroupKind.CHUNKED_LOCAL:
+        local = spec.attention_chunk_size
+    if window is not None or local is not None:
         # Of several states only the last is of use; behind a window shorter than a chunk the engine has let
         # go of the chunk's first block before the last is written.
         blocks_per_chunk = 1
     return GroupGeometry(
-        index,
-        GroupKind(kind),
-        spec.block_size,
+        group_index,
+        kind,
+        tokens_per_block,
         blocks_per_chunk,
-        tokens_per_hash or spec.block_size,
+        tokens_per_hash,
         window,
+        local,
+        lookahead_hashes,
+        engine_index,
     )
 
 
-def _refuse_unverified_states(vllm_config: "VllmConfig", specs: "Sequence[KVCacheSpec]") -> None:
-    """Refuse recurrent layers whose states are not kept at boundaries, or may be zeroed under a copy."""
-    for spec in specs:
-        mode = getattr(spec, "mamba_cache_mode", "align")
+def _one_spec(spec: "KVCacheSpec") -> "KVCacheSpec":
+    """Of layers whose pages differ in size alone, vLLM's scheduler sees the first; so do we everywhere."""
+    return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
+
+
+def _refuse_unverified_groups(
+    specs: "Sequence[KVCacheSpec]", chosen: Sequence[int], others: Sequence[int]
+) -> None:
+    kinds = [get_kv_cache_spec_kind(spec).value for spec in specs]
+    verified = {kind.value for kind in GroupKind}
+    # What a request could use and nobody brings back would be missing after a load.
+    kept_from_us = any(specs[index].prefix_cacheable for index in others)
+    if not chosen or kept_from_us or not {kinds[index] for index in chosen} <= verified:
+        raise LayoutError(
+            f"this model has {len(specs)} KV cache groups: {', '.join(kinds)}"
+            f"{' (kept out of transfers)' if kept_from_us else ''}; this kvtide is verified with groups of"
+            f" {', '.join(sorted(verified))} only. Serve the model without kvtide"
+        )
+    for index in chosen:
+        mode = getattr(specs[index], "mamba_cache_mode", "align")
         if mode != "align":
             raise ConfigError("mamba_cache_mode", mode, "this kvtide is verified with 'align' only")
-    device = vllm_config.device_config.device_type
-    if device != "cpu" and any(hasattr(spec, "mamba_cache_mode") for spec in specs):
-        # vLLM's newer model runner zeroes blocks before it lets a connector wait for their copies.
-        raise ConfigError("device", device, "recurrent layers are verified on vLLM's CPU backend only")
+
+
+def writes_new_blocks_first(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig") -> bool:
+    """Whether new blocks are zeroed or copied into before workers may wait for copies that read them.
+
+    vLLM's newer model runner prepares blocks first, for models that need it, and calls the connector then.
+    """
+    return bool(vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing)
 
 
 def kv_bytes_of(kv_cache_config: "KVCacheConfig") -> int:
