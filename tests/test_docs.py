@@ -13,6 +13,7 @@ UNITS = {
     "blocks_per_chunk": "blocks",
     "store_threshold": "requests",
     "store_filter_entries": "chunks",
+    "restore_interval": "tokens",
     "eviction_policy": "a name",
 }
 SUFFIX = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: ""}

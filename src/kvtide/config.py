@@ -68,6 +68,14 @@ class KVTideConfig(BaseModel):
         description="Chunks whose offers are counted for store_threshold; the longest unseen is forgotten.",
         json_schema_extra={"hint": "give a whole number from 1 to 16777216"},
     )
+    restore_interval: int = Field(
+        default=0,
+        ge=0,
+        le=1 << 20,
+        description="Models with sliding windows: tokens between the points from which a kept prompt can be"
+        " continued, beside its end. More: fewer chunks are written. 0: from every chunk.",
+        json_schema_extra={"hint": "give a whole number of tokens from 0 to 1048576"},
+    )
     eviction_policy: Literal["lru", "arc"] = Field(
         default="lru",
         description="Which chunk leaves when the pool is full: the least recently used (lru), or recency and"

@@ -95,6 +95,7 @@ class OffloadingSpec:
             config.transfer_deadline_s,
             config.store_queue,
             with_events,
+            restore_interval_tokens=config.restore_interval,
             holds_stored_blocks=holds_stored_blocks,
         )
         return OffloadingConnectorScheduler(limits, manager, metrics)

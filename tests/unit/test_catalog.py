@@ -20,11 +20,22 @@ GROUPS = [
     (FULL, CatalogGroup(2, window=1)),
     (QUARTER, CatalogGroup(1, window=2), CatalogGroup(2, window=1)),
     (CatalogGroup(1, window=2),),
+    (FULL, CatalogGroup(1, window=3, local=True)),
+    (HALF, CatalogGroup(1, window=4, local=True), CatalogGroup(2, window=1)),
 ]
 
 
 def prompt(*tokens: int) -> list[bytes]:
     return chained_hashes(tokens, tokens_per_block=1)
+
+
+def first_needed(group: CatalogGroup, chunk_count: int) -> int:
+    """A reader who continues after so many chunks looks back to this one."""
+    if group.window is None:
+        return 0
+    if group.local:
+        return chunk_count // group.window * group.window
+    return max(0, chunk_count - group.window)
 
 
 class NaiveCatalog:
@@ -116,10 +127,7 @@ class NaiveCatalog:
                 not point % group.stride
                 and all(
                     self.has(tiers, index, keys, chunk)
-                    for chunk in range(
-                        0 if group.window is None else max(0, point // group.stride - group.window),
-                        point // group.stride,
-                    )
+                    for chunk in range(first_needed(group, point // group.stride), point // group.stride)
                 )
                 for index, group in enumerate(self.groups)
             ):

@@ -1,9 +1,10 @@
 """Sliding windows beside full attention: what a reader needs, what is stored of it, and where it is put."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from fakes import FakeRequest, FakeStep
+from fakes import FakeCached, FakeRequest, FakeStep
 from hypothesis import given
 from hypothesis import strategies as st
 from test_work_per_step import done
@@ -47,15 +48,16 @@ def test_a_window_of_one_token_needs_nothing() -> None:
 
 
 class Half:
-    def __init__(self, slots: int = 64, geometry: KVGeometry = GEOMETRY) -> None:
+    def __init__(self, slots: int = 64, geometry: KVGeometry = GEOMETRY, **limits: Any) -> None:
         groups = [
-            CatalogGroup(geometry.positions_per_chunk(group), group.window_chunks)
+            CatalogGroup(
+                geometry.positions_per_chunk(group), group.window_chunks, group.local_tokens is not None
+            )
             for group in geometry.groups
         ]
         self.manager = CPUOffloadingManager(LRUPolicy(), groups=groups)
-        self.scheduler = OffloadingConnectorScheduler(
-            SchedulerOffloadConfig(geometry, generated_store_tokens=4), self.manager, MetricsDelta()
-        )
+        config = SchedulerOffloadConfig(geometry, generated_store_tokens=4, **limits)
+        self.scheduler = OffloadingConnectorScheduler(config, self.manager, MetricsDelta())
         self.scheduler.update_connector_output(
             OffloadingWorkerMetadata(pools={0: PoolReport(slots, slots, 64)}), 0.0
         )
@@ -65,9 +67,10 @@ class Half:
         self.scheduler.on_new_request(request)
         return request, self.scheduler.get_num_new_matched_tokens(request, local, 0.0)[0]
 
-    def step(self, tables: dict[str, tuple[list[int], ...]], states=None, **scheduled: int):
+    def step(self, tables: dict[str, tuple[list[int], ...]], states=None, cached=None, **scheduled: int):
         state = SimpleNamespace(get_block_ids=tables.get, boundary_state_offloads=states or {})
-        return self.scheduler.build_connector_meta(FakeStep(scheduled, kv_connector_block_state=state), 0.0)
+        step = FakeStep(scheduled, cached or FakeCached(), kv_connector_block_state=state)
+        return self.scheduler.build_connector_meta(step, 0.0)
 
     def store(self, name: str, tokens: list[int]) -> None:
         """All of a prompt in one step, its blocks 1, 2, ... and 101, 102, ..."""

@@ -19,6 +19,8 @@ class SchedulerOffloadConfig:
     Attributes:
         geometry: Groups, blocks and chunks.
         offload_prompt_only: Leave out what was generated.
+        restore_interval_tokens: Behind a window, chunks are kept for restore points so far apart, and for the
+            ends of prompts and requests; 0 for every point there can be.
         holds_stored_blocks: Blocks are held while a store reads them: the engine may write into a new
             block before it lets the workers wait for a fenced copy.
         generated_store_tokens: What was generated is stored in pieces of about so many tokens.
@@ -35,6 +37,7 @@ class SchedulerOffloadConfig:
     store_queue_bytes: int = 1 << 30
     with_events: bool = False
     generated_store_tokens: int = 256
+    restore_interval_tokens: int = 0
     holds_stored_blocks: bool = False
 
     @property

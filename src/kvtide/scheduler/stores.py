@@ -14,6 +14,7 @@ from kvtide.scheduler.fences import NULL_BLOCK
 from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.limits import NO_LIMIT
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
+from kvtide.scheduler.restore_points import chunks_kept
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
 
 
@@ -34,6 +35,8 @@ class StorePlanner:
     ) -> None:
         self._config = config
         self._holds = holds
+        interval = config.geometry.restore_interval
+        self._interval_tokens = -(-max(config.restore_interval_tokens, 1) // interval) * interval
         self._manager = manager
         self._jobs = jobs
         self._metrics = metrics
@@ -68,7 +71,11 @@ class StorePlanner:
             if not final and chunk_count < group_state.next_stored_chunk_idx + self._piece(group):
                 chunk_count = min(chunk_count, group.full_chunks(request.num_prompt_tokens))
             if chunk_count > group_state.next_stored_chunk_idx and not self._still_refused(state):
-                self._offer(state, group_state, group, chunk_count, now_s)
+                if group.looks_back:
+                    self._offer(state, group_state, group, chunk_count, now_s)
+                else:
+                    end = computed_tokens if final else 0
+                    self._offer_windows(state, group_state, group, chunk_count, end, now_s)
         state.offer_at = self._next_offer(state, last_token)
 
     def plan_state(
@@ -128,11 +135,39 @@ class StorePlanner:
         now_s: float,
     ) -> None:
         # From the first chunk on, whatever was offered before: a parent may have been evicted since, and
-        # a chunk without it could not be read. Behind a window, what the engine has let go is not there.
-        first = 0 if group.looks_back else self._first_held(group_state, group, chunk_count)
-        run = group.run(state.request.block_hashes, first, chunk_count)
+        # a chunk without it could not be read.
+        run = group.run(state.request.block_hashes, 0, chunk_count)
         group_state.next_stored_chunk_idx = chunk_count
         state.refused = None
+        self._store(state, group_state, group, run, now_s)
+
+    def _offer_windows(
+        self,
+        state: RequestOffloadState,
+        group_state: GroupOffloadState,
+        group: GroupGeometry,
+        chunk_count: int,
+        end_tokens: int,
+        now_s: float,
+    ) -> None:
+        """Offer what a later request can use, of what the engine still holds."""
+        prompt_tokens, geometry = state.request.num_prompt_tokens, self._config.geometry
+        ends = {geometry.restore_point(tokens) for tokens in (prompt_tokens - 1, prompt_tokens, end_tokens)}
+        first = self._first_held(group_state, group, chunk_count)
+        group_state.next_stored_chunk_idx = chunk_count
+        state.refused = None
+        for kept in chunks_kept(group, self._interval_tokens, ends, first, chunk_count):
+            run = group.run(state.request.block_hashes, kept.start, kept.stop)
+            self._store(state, group_state, group, run, now_s)
+
+    def _store(
+        self,
+        state: RequestOffloadState,
+        group_state: GroupOffloadState,
+        group: GroupGeometry,
+        run: ChunkRun,
+        now_s: float,
+    ) -> None:
         while run:
             output = self._manager.prepare_store(run, state.context, self._queue_room())
             if stored := output.keys_to_store:
