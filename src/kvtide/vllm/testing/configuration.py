@@ -8,7 +8,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from kvtide.vllm.testing.memory import GroupShape
+from kvtide.vllm.testing.groups import GroupShape, Kind
 from kvtide.vllm.testing.shape import EngineShape, Runner, Siblings
 
 FLUSH_LIMIT_S = 0.02
@@ -75,6 +75,7 @@ def _groups(chance: random.Random, tokens_per_block: int) -> tuple[GroupShape, .
         GroupShape(
             tuple(f"{kind}{index}.layers.{layer}" for layer in range(chance.choice((1, 2, 3)))),
             tokens_per_block,
+            Kind.WINDOW if windowed else Kind.FULL,
             chance.choice((2, 5, 8, 13, 24, 50)) if windowed else None,
         )
         for index, (kind, windowed) in enumerate((("full", False), *(("window", True) for _ in windows)))

@@ -16,15 +16,17 @@ import numpy as np
 from vllm.sampling_params import SamplingParams
 from vllm.utils.hashing import get_hash_fn_by_name
 from vllm.v1.core.kv_cache_utils import (
+    generate_scheduler_kv_cache_config,
     get_block_hash,
     get_group_id,
     get_request_block_hasher,
     init_none_hash,
+    resolve_kv_cache_block_sizes,
 )
 from vllm.v1.core.sched.async_scheduler import AsyncScheduler
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.core.sched.scheduler import Scheduler
-from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
@@ -32,17 +34,17 @@ from kvtide.metrics import MetricsDelta
 from kvtide.testing.clock import VirtualClock
 from kvtide.vllm.plugin import CONNECTOR_NAME
 from kvtide.vllm.testing.ledger import EventLedger
-from kvtide.vllm.testing.memory import DeviceMemory, places_of
-from kvtide.vllm.testing.oracle import Oracle, Span
+from kvtide.vllm.testing.memory import DeviceMemory
+from kvtide.vllm.testing.oracle import Oracle
 from kvtide.vllm.testing.ranks import (
     Copiers,
     RankAnswers,
     build_ranks,
     own_connector,
-    results_of,
     siblings_of,
     use_clock,
 )
+from kvtide.vllm.testing.runner import ModelRunner
 from kvtide.vllm.testing.shape import EngineShape, Runner
 from kvtide.vllm.testing.sibling import SiblingLoad
 from kvtide.vllm.testing.tables import WorkerTables
@@ -83,7 +85,8 @@ class ModelEngine:
         oracle: Judges bytes.
         ledger: Listens to KV events; None without any.
         answers: Joins what the ranks say.
-        between: Called at points of a step where copies may go on; may be replaced.
+        runner: The workers.
+        hash_tokens: Tokens of a block hash.
         longest_hook_s: Seconds of the slowest call of any connector hook, and its name.
         outputs: Tokens generated so far, per request.
         errors: Requests that ended with an error.
@@ -100,21 +103,25 @@ class ModelEngine:
         chance: random.Random | None = None,
     ) -> None:
         self.shape = shape
-        self._memory = DeviceMemory(shape.groups, shape.num_blocks, shape.rank_count, shape.block_first)
-        self.oracle = Oracle(self._memory)
-        self.answers = RankAnswers(shape.rank_count, chance or random.Random(0))
-        config, kv_cache_config = shape.vllm_config(folder), shape.kv_cache_config()
-        self.ranks = build_ranks(config, kv_cache_config, self._memory, copiers)
+        chance = chance or random.Random(0)
+        config = shape.vllm_config(folder)
+        kv_cache_configs = shape.kv_cache_configs(config)
+        memory = DeviceMemory(shape.groups, kv_cache_configs)
+        self.oracle = Oracle(memory, shape.spare_tokens)
+        self.answers = RankAnswers(shape.rank_count, chance)
+        self.ranks = build_ranks(config, kv_cache_configs, memory, copiers)
         for rank, one in enumerate(siblings_of(self.ranks)):
-            one.bring, one.chance = self._bringing(rank), chance or random.Random(0)
+            one.bring, one.chance = self._bringing(rank), chance
         use_clock(clock or time)
         kind = AsyncScheduler if shape.asynchronous else Scheduler
+        block_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_configs[0], config)
+        self.hash_tokens = hash_tokens
         self.scheduler = kind(
             config,
-            kv_cache_config,
+            generate_scheduler_kv_cache_config(kv_cache_configs),
             StructuredOutputManager(config),
-            shape.tokens_per_block,
-            hash_block_size=shape.tokens_per_block,
+            block_tokens,
+            hash_block_size=hash_tokens,
             log_stats=True,
         )
         # Decided by platform and environment; here by the shape.
@@ -124,17 +131,18 @@ class ModelEngine:
         if shape.with_events:
             self.scheduler.kv_event_publisher = self.ledger = EventLedger()
         self.connector = own_connector(self.scheduler.connector)
-        self.between: Callable[[], None] = lambda: None
         self.longest_hook_s: tuple[float, str] = (0.0, "")
         self._meter = time.thread_time if clock is None else clock.monotonic
         for hooks in (self.connector, *map(own_connector, self.ranks)):
             self._watch(hooks)
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
-        self._hasher = get_request_block_hasher(shape.tokens_per_block, hash_function)
-        self._tables = WorkerTables(shape.groups)
+        self._hasher = get_request_block_hasher(hash_tokens, hash_function)
+        tables = WorkerTables(shape.groups, shape.asynchronous, shape.guesses, chance)
+        self.runner = ModelRunner(
+            shape.runner, self.ranks, memory, self.oracle, tables, self.answers, self._check_loads
+        )
         self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
-        self._depth = 2 if shape.asynchronous else 1
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self.outputs: dict[str, list[int]] = {}
@@ -187,8 +195,8 @@ class ModelEngine:
     def step(self) -> SchedulerOutput:
         """Plan and compute one step; take in results as late as the kind of scheduling allows."""
         step = self.scheduler.schedule()
-        self._queue.append((step, self._execute(step)))
-        while len(self._queue) >= self._depth:
+        self._queue.append((step, self.runner.execute(step, self.scheduler.requests)))
+        while len(self._queue) >= self.shape.queue_depth:
             self.update()
         return step
 
@@ -197,7 +205,10 @@ class ModelEngine:
         if not self._queue:
             return False
         step, output = self._queue.popleft()
-        for outputs in self.scheduler.update_from_output(step, output).values():
+        outcome = self.scheduler.update_from_output(step, output)
+        if self.shape.guesses and not self.shape.asynchronous:
+            self.scheduler.update_draft_token_ids(self.runner.guesses(output))
+        for outputs in outcome.values():
             stats = outputs.scheduler_stats
             if stats is not None and stats.kv_connector_stats:
                 self._count(stats.kv_connector_stats)
@@ -229,11 +240,13 @@ class ModelEngine:
     def check_cached(self) -> int:
         """Check the bytes of every block that the engine offers to whoever asks for its hash."""
         for request_id, request in self._requests.items():
-            self.oracle.note_hashes(request_id, request.block_hashes, self.shape.tokens_per_block)
-        cached: list[dict[int, bytes]] = [{} for _ in self.shape.groups]
-        for block in self.scheduler.kv_cache_manager.block_pool.blocks:
-            if block.block_hash is not None:
-                cached[get_group_id(block.block_hash)][block.block_id] = get_block_hash(block.block_hash)
+            self.oracle.note_hashes(request_id, request.block_hashes, self.hash_tokens)
+        cached: list[list[tuple[bytes, int]]] = [[] for _ in self.shape.groups]
+        pool = self.scheduler.kv_cache_manager.block_pool
+        for block in pool.blocks:
+            for name in pool.cached_block_hashes_by_block.get(block.block_id, (block.block_hash,)):
+                if name is not None:
+                    cached[get_group_id(name)].append((get_block_hash(name), block.block_id))
         return sum(self.oracle.check_cached(index, blocks) for index, blocks in enumerate(cached))
 
     def forget(self) -> None:
@@ -248,85 +261,25 @@ class ModelEngine:
             rank.shutdown()
         use_clock(time)
 
-    # -- a step, in the order of vLLM's model runners ---------------------------------------------------
+    # -- loads ------------------------------------------------------------------------------------------
 
-    def _execute(self, step: SchedulerOutput) -> ModelRunnerOutput:
-        ranks, metadata, runner = self.ranks, step.kv_connector_metadata, self.shape.runner
-        self.between()
-        if runner is Runner.V2:
-            self._prepare_blocks(step)
-        for rank in ranks:
-            rank.handle_preemptions(metadata)
-        if runner is not Runner.V2:
-            self._prepare_blocks(step)
-        for rank in ranks:
-            rank.bind_connector_metadata(metadata)
-        self.between()
-        sampled = self._forward(step)
-        self.between()
-        for rank in ranks:
-            rank.start_load_kv(None)
-        if runner is not Runner.V1_DRAFTING:
-            for rank in ranks:
-                rank.wait_for_save()
-        self.between()
-        output = self.answers.joined([self._results(index, step) for index in range(len(ranks))])
-        for rank in ranks:
-            if runner is Runner.V1_DRAFTING:
-                rank.wait_for_save()
-            rank.clear_connector_metadata()
-        req_ids = list(sampled)
-        return ModelRunnerOutput(
-            req_ids,
-            {request_id: index for index, request_id in enumerate(req_ids)},
-            list(sampled.values()),
-            kv_connector_output=output,
-        )
-
-    def _prepare_blocks(self, step: SchedulerOutput) -> None:
-        """Zero new blocks and copy blocks, for models that need it."""
-        if step.new_block_ids_to_zero:
-            self._memory.clear(0, step.new_block_ids_to_zero)
-        for copy in step.kv_cache_block_copies or ():
-            raise NotImplementedError(f"{copy}: no group of this engine copies blocks")
-
-    def _forward(self, step: SchedulerOutput) -> dict[str, list[int]]:
-        self._tables.follow(step, self.scheduler.requests)
-        spans, sampled = [], {}
-        for request_id, count in step.num_scheduled_tokens.items():
-            begin, places = self._tables.begin(request_id)
-            spans.append(Span(request_id, begin, begin + count, places))
-            sampled[request_id] = self._tables.sample(
-                request_id, begin + count, self.oracle.demanded(request_id).tokens
-            )
-        if spans:
-            self.oracle.write(spans)
-            self.between()
-            self.oracle.read(spans)
-        return sampled
-
-    def _results(self, rank: int, step: SchedulerOutput) -> KVConnectorOutput:
-        output = results_of(self.ranks[rank], step.finished_req_ids)
-        for request_id in (output.finished_recving or set()) - output.failed_recving:
+    def _check_loads(self, rank: int, request_ids: set[str]) -> None:
+        for request_id in sorted(request_ids):
             request = self.scheduler.requests.get(request_id)
             if request is not None:
-                tables = self.scheduler.kv_cache_manager.get_block_ids(request_id)
-                self.oracle.check_loaded(rank, request_id, self._places(tables), request.num_computed_tokens)
+                tables = self._tables_of(self.scheduler.kv_cache_manager.get_block_ids(request_id))
+                self.oracle.check_loaded(rank, request_id, tables, request.num_computed_tokens)
                 self.checked_loads += 1
-        return output
 
-    def _places(self, tables: Sequence[Sequence[int]]) -> list[np.ndarray]:
-        return [
-            places_of(table, group.tokens_per_block)
-            for table, group in zip(tables, self.shape.groups, strict=True)
-        ]
+    def _tables_of(self, block_ids: Sequence[Sequence[int]]) -> list[np.ndarray]:
+        return [np.array(ids, dtype=np.int64) for ids in block_ids]
 
     def _bringing(self, rank: int) -> Callable[[SiblingLoad, bool], None]:
         def bring(load: SiblingLoad, right: bool) -> None:
             # What fails has brought something, but not all of it.
             end = load.end if right else (load.begin + load.end) // 2
-            places = self._places(load.block_ids)
-            self.oracle.write_loaded(rank, load.request_id, places, range(load.begin, end))
+            tables = self._tables_of(load.block_ids)
+            self.oracle.write_loaded(rank, load.request_id, tables, range(load.begin, end))
 
         return bring
 

@@ -6,7 +6,7 @@ from typing import Any
 from kvtide.jobs import Direction
 from kvtide.testing import HeldDevice
 from kvtide.vllm.testing.engine import ModelEngine
-from kvtide.vllm.testing.memory import GroupShape
+from kvtide.vllm.testing.groups import GroupShape, Kind
 from kvtide.vllm.testing.promises import WrongBytesError
 from kvtide.vllm.testing.ranks import siblings_of
 from kvtide.vllm.testing.shape import EngineShape, Siblings
@@ -55,7 +55,7 @@ class Harness(ModelEngine):
         copiers = {Direction.STORE: self.store, Direction.LOAD: self.load}
         groups: tuple[GroupShape, ...] = (GroupShape(LAYERS, tokens_per_block),)
         if window_tokens is not None:
-            groups += (GroupShape(WINDOWED_LAYERS, tokens_per_block, window_tokens),)
+            groups += (GroupShape(WINDOWED_LAYERS, tokens_per_block, Kind.WINDOW, window_tokens),)
         shape = EngineShape(
             num_blocks,
             groups,

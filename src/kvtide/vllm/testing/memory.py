@@ -4,101 +4,98 @@ Knows layouts and addresses; does not know what the bytes ought to be.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 import torch
+from vllm.v1.kv_cache_interface import KVCacheConfig, create_kv_cache_views
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
-WORD_BYTES = 8
-"""A token takes one word in each layer of each rank."""
+from kvtide.vllm.testing.groups import WORD_BYTES, GroupShape
 
-
-@dataclass(frozen=True, slots=True)
-class GroupShape:
-    """One KV cache group.
-
-    Attributes:
-        layer_names: Its layers.
-        tokens_per_block: Tokens a block holds; the same in all groups.
-        window_tokens: Tokens a query sees, itself included; None for all before it.
-    """
-
-    layer_names: tuple[str, ...]
-    tokens_per_block: int
-    window_tokens: int | None = None
-
-    @property
-    def page_bytes(self) -> int:
-        """Bytes of one block of one layer."""
-        return self.tokens_per_block * WORD_BYTES
-
-    def first_read(self, position: int) -> int:
-        """First token whose KV is read by a query at ``position``."""
-        return 0 if self.window_tokens is None else max(0, position - self.window_tokens + 1)
+ALL_RANKS = slice(None)
 
 
 class DeviceMemory:
     """One shard of every group on each rank.
 
     The groups share their bytes, as in vLLM: a block belongs to one group at a time. Places are counted per
-    group: token ``t`` of block ``b`` is at ``b * tokens_per_block + t``.
+    group: slot ``s`` of block ``b`` is at ``b * slots_per_block + s``. A lane is one word of every slot in
+    one layer.
 
     Args:
         groups: The groups.
-        num_blocks: Of the device, the null block included.
-        rank_count: Ranks.
-        block_first: All layers of a block lie together.
+        configs: Per rank, vLLM's description; they differ in the names of layers.
 
     Attributes:
-        kv_caches: Per rank and layer ``int64[num_blocks, 1, tokens_per_block, 1]``.
+        kv_caches: Per rank, vLLM's own views by layer: ``[num_blocks, heads, slots, content]``.
     """
 
-    def __init__(
-        self, groups: Sequence[GroupShape], num_blocks: int, rank_count: int, block_first: bool
-    ) -> None:
+    def __init__(self, groups: Sequence[GroupShape], configs: Sequence[KVCacheConfig]) -> None:
         self.groups = tuple(groups)
-        tokens = self.groups[0].tokens_per_block
-        layers = max(len(group.layer_names) for group in groups)
-        shape = (num_blocks, layers, tokens) if block_first else (layers, num_blocks, tokens)
-        self._words = np.zeros((rank_count, num_blocks * layers * tokens), dtype=np.uint64)
-        index = np.arange(self._words.shape[1]).reshape(shape)
-        at = np.ascontiguousarray(index.transpose(1, 0, 2) if block_first else index)
-        at = at.reshape(layers, num_blocks * tokens)
-        # Per group, int64[layers, places]: where in a rank's words.
-        self._at = [at[: len(group.layer_names)] for group in groups]
-        self.kv_caches: list[dict[str, torch.Tensor]] = []
-        for words in self._words:
-            storage = torch.from_numpy(words.view(np.int64)).view(shape)
-            views = [one[:, None, :, None] for one in storage.unbind(1 if block_first else 0)]
-            self.kv_caches.append(
-                {name: view for group in groups for name, view in zip(group.layer_names, views, strict=False)}
+        self.rank_count = len(configs)
+        word_count = configs[0].kv_cache_tensors[0].size // WORD_BYTES
+        self._words = np.zeros((len(configs), word_count), dtype=np.uint64)
+        self.kv_caches = [
+            _views(config, torch.from_numpy(words.view(np.int8)))
+            for config, words in zip(configs, self._words, strict=True)
+        ]
+        first, num_blocks = self.kv_caches[0], configs[0].num_blocks
+        # Per group, int64[lanes, places]: where in a rank's words.
+        self._at = [
+            np.concatenate(
+                [
+                    _lanes(first[name], self._words[0], num_blocks, group)
+                    for name in spec.layer_names
+                ]
             )
+            for group, spec in zip(self.groups, configs[0].kv_cache_groups, strict=True)
+        ]
+        # Per block, int64[num_blocks, words of all groups]: what the engine zeroes and copies.
+        self._of_block = np.concatenate(
+            [at.reshape(len(at), num_blocks, -1).transpose(1, 0, 2).reshape(num_blocks, -1) for at in self._at],
+            axis=1,
+        )
 
-    def read(self, group_index: int, places: np.ndarray) -> np.ndarray:
-        """Look at ``uint64[ranks, layers, places]``."""
-        return self._words[:, self._at[group_index][:, places]]
+    def lane_count(self, group_index: int) -> int:
+        """Count the lanes of a group on one rank."""
+        return len(self._at[group_index])
 
-    def read_rank(self, rank: int, group_index: int, places: np.ndarray) -> np.ndarray:
-        """Look at ``uint64[layers, places]`` of one rank."""
-        words: np.ndarray = self._words[rank, self._at[group_index][:, places]]
-        return words
+    def read(self, group_index: int, places: np.ndarray, ranks: slice = ALL_RANKS) -> np.ndarray:
+        """Look at ``uint64[ranks, lanes, places]``."""
+        return self._words[ranks][:, self._at[group_index][:, places]]
 
-    def write(self, group_index: int, places: np.ndarray, words: np.ndarray) -> None:
-        """Write ``uint64[ranks, layers, places]``."""
-        self._words[:, self._at[group_index][:, places]] = words
+    def write(
+        self, group_index: int, places: np.ndarray, words: np.ndarray, ranks: slice = ALL_RANKS
+    ) -> None:
+        """Write ``uint64[ranks, lanes, places]``."""
+        self._words[ranks][:, self._at[group_index][:, places]] = words
 
-    def write_rank(self, rank: int, group_index: int, places: np.ndarray, words: np.ndarray) -> None:
-        """Write ``uint64[layers, places]`` of one rank."""
-        self._words[rank, self._at[group_index][:, places]] = words
-
-    def clear(self, group_index: int, block_ids: Sequence[int]) -> None:
+    def clear(self, block_ids: Sequence[int]) -> None:
         """Zero whole blocks on all ranks, as the engine does for some models."""
-        tokens = self.groups[group_index].tokens_per_block
-        self.write(group_index, places_of(block_ids, tokens), np.uint64(0))  # type: ignore[arg-type]
+        self._words[:, self._of_block[block_ids]] = np.uint64(0)
+
+    def copy(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        """Copy whole blocks on all ranks, all sources being read before the first target is written."""
+        self._words[:, self._of_block[targets]] = self._words[:, self._of_block[sources]]
 
 
-def places_of(block_ids: Sequence[int], tokens_per_block: int) -> np.ndarray:
-    """Places of all tokens of these blocks, in order."""
-    first = np.array(block_ids, dtype=np.int64) * tokens_per_block
-    places: np.ndarray = first[:, None] + np.arange(tokens_per_block)
-    return places.ravel()
+def _views(config: KVCacheConfig, raw: torch.Tensor) -> dict[str, torch.Tensor]:
+    layout = KVCacheLayout[config.kv_cache_layout]
+    specs = {name: group.kv_cache_spec for group in config.kv_cache_groups for name in group.layer_names}
+    views: dict[str, torch.Tensor] = {}
+    for tensor in config.kv_cache_tensors:
+        spec = specs[tensor.layers[0]]
+        of_layers = create_kv_cache_views(raw, spec, config.num_blocks, layout, tensor)
+        views.update(zip(tensor.layers, of_layers, strict=True))
+    return views
+
+
+def _lanes(view: torch.Tensor, words: np.ndarray, num_blocks: int, group: GroupShape) -> np.ndarray:
+    """Find ``int64[words of a slot, places]`` of one layer."""
+    unit = view.element_size()
+    first = (view.data_ptr() - words.ctypes.data) // WORD_BYTES
+    block, slot = view.stride(0) * unit // WORD_BYTES, view.stride(2) * unit // WORD_BYTES
+    blocks, slots = np.arange(num_blocks), np.arange(group.slots_per_block)
+    places = (first + blocks[:, None] * block + slots * slot).ravel()
+    lanes: np.ndarray = places + np.arange(group.words)[:, None]
+    return lanes

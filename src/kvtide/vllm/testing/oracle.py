@@ -4,46 +4,14 @@ Judges bytes against tokens, and nothing else: it knows neither the connector no
 nothing of what decides (a contract in ``pyproject.toml``).
 """
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from kvtide.vllm.testing.contents import Cached, contents_of
+from kvtide.vllm.testing.demands import Demanded, Span
 from kvtide.vllm.testing.memory import DeviceMemory
-from kvtide.vllm.testing.model import PatternModel
-from kvtide.vllm.testing.promises import WrongBytesError
-
-
-@dataclass(frozen=True, slots=True)
-class Demanded:
-    """A request, as a run without any cache computes it.
-
-    Attributes:
-        tokens: Prompt and all that is generated.
-        prompt_tokens: How many of them are the prompt.
-        states: ``uint64[len(tokens)]``.
-    """
-
-    tokens: list[int]
-    prompt_tokens: int
-    states: np.ndarray
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Tokens of one request that a forward computes.
-
-    Attributes:
-        request_id: Of the request.
-        begin: First token that is computed.
-        end: One past the last one.
-        places: Per group, ``int64[>= end]``: where each token's KV is.
-    """
-
-    request_id: str
-    begin: int
-    end: int
-    places: Sequence[np.ndarray]
 
 
 class Oracle:
@@ -51,30 +19,28 @@ class Oracle:
 
     Args:
         memory: The device, all ranks.
+        spare_tokens: Tokens after the last one of a request that a step may run to: with asynchronous
+            scheduling, or guesses.
+
+    Attributes:
+        loaded_words: Words looked at after loads, per kind of group.
     """
 
-    SPARE = 2
-    """Tokens after the last one: with asynchronous scheduling a step may run past the end."""
-
-    def __init__(self, memory: DeviceMemory) -> None:
-        self._memory = memory
-        # Group, layer and shard each change every word.
+    def __init__(self, memory: DeviceMemory, spare_tokens: int = 2) -> None:
         draw = np.random.default_rng(7)
-        ranks = len(memory.kv_caches)
-        self._marks = [
-            draw.integers(1, 1 << 62, (ranks, len(group.layer_names), 1), dtype=np.uint64)
-            for group in memory.groups
-        ]
+        self._contents = [contents_of(memory, index, draw) for index in range(len(memory.groups))]
+        self._spare_tokens = spare_tokens
         self._requests: dict[str, Demanded] = {}
-        self._by_hash: dict[bytes, np.ndarray] = {}
+        self._by_hash: dict[bytes, tuple[Demanded, int]] = {}
+        self.loaded_words: Counter[str] = Counter()
 
     # -- what is demanded -----------------------------------------------------------------------------
 
     def expect(self, request_id: str, prompt: Sequence[int], max_tokens: int, identity: str = "") -> Demanded:
         """Work out a request that is about to be asked."""
-        tokens, states = PatternModel.run(prompt, max_tokens + self.SPARE, identity)
-        self._requests[request_id] = Demanded(tokens, len(prompt), states)
-        return self._requests[request_id]
+        demanded = Demanded.of(prompt, max_tokens + self._spare_tokens, identity)
+        self._requests[request_id] = demanded
+        return demanded
 
     def demanded(self, request_id: str) -> Demanded:
         """Look up a request."""
@@ -88,13 +54,15 @@ class Oracle:
     # -- a forward ------------------------------------------------------------------------------------
 
     def write(self, spans: Sequence[Span]) -> None:
-        """Compute: every rank and layer writes the tokens of these spans."""
-        for group_index, marks in enumerate(self._marks):
-            places = np.concatenate([span.places[group_index][span.begin : span.end] for span in spans])
-            states = np.concatenate(
-                [self._requests[span.request_id].states[span.begin : span.end] for span in spans]
-            )
-            self._memory.write(group_index, places, states ^ marks)
+        """Compute: every rank and layer continues what is there and writes the tokens of these spans.
+
+        Raises:
+            WrongBytesError: A state that is continued is not what its prefix demands.
+        """
+        for contents in self._contents:
+            contents.prepare(spans)
+        for contents in self._contents:
+            contents.write(spans)
 
     def read(self, spans: Sequence[Span]) -> None:
         """Attend: every rank and layer reads what its queries see, up to the end of these spans.
@@ -102,58 +70,49 @@ class Oracle:
         Raises:
             WrongBytesError: Something of it is not what its prefix demands.
         """
-        for group_index, (group, marks) in enumerate(zip(self._memory.groups, self._marks, strict=True)):
-            seen = [(span, group.first_read(span.begin)) for span in spans]
-            places = np.concatenate([span.places[group_index][begin : span.end] for span, begin in seen])
-            states = np.concatenate(
-                [self._requests[span.request_id].states[begin : span.end] for span, begin in seen]
-            )
-            found = self._memory.read(group_index, places)
-            if not np.array_equal(found, states ^ marks):
-                self._complain(group_index, seen, found, states ^ marks)
+        for contents in self._contents:
+            contents.read(spans)
+
+    def settle(self, spans: Sequence[Span]) -> None:
+        """Do what follows once tokens are sampled: move states, run a drafter.
+
+        Raises:
+            WrongBytesError: Something that a drafter reads is not what its prefix demands.
+        """
+        for contents in self._contents:
+            contents.settle(spans)
 
     # -- loads ----------------------------------------------------------------------------------------
 
-    def write_loaded(self, rank: int, request_id: str, places: Sequence[np.ndarray], tokens: range) -> None:
-        """Write what somebody else brings to one rank."""
-        states = self._requests[request_id].states[tokens.start : tokens.stop]
-        for group_index, marks in enumerate(self._marks):
-            at = places[group_index][tokens.start : tokens.stop]
-            self._memory.write_rank(rank, group_index, at, states ^ marks[rank])
+    def write_loaded(self, rank: int, request_id: str, tables: Sequence[np.ndarray], tokens: range) -> None:
+        """Write what somebody else brings to one rank; ``tables``: ids of blocks per group."""
+        for contents, table in zip(self._contents, tables, strict=True):
+            contents.write_loaded(rank, self._requests[request_id], table, tokens)
 
-    def check_loaded(self, rank: int, request_id: str, places: Sequence[np.ndarray], end: int) -> None:
+    def check_loaded(self, rank: int, request_id: str, tables: Sequence[np.ndarray], end: int) -> None:
         """Check what a rank has just said to be there.
 
         Raises:
             WrongBytesError: One of the tokens that a query at ``end`` sees is not.
         """
-        for group_index, (group, marks) in enumerate(zip(self._memory.groups, self._marks, strict=True)):
-            begin = group.first_read(end)
-            states = self._requests[request_id].states[begin:end]
-            found = self._memory.read_rank(rank, group_index, places[group_index][begin:end])
-            wrong = np.argwhere(found != states ^ marks[rank])
-            if len(wrong):
-                layer, token = wrong[0]
-                raise WrongBytesError(
-                    f"{request_id}: loaded {end} tokens, rank {rank}, group {group_index}, layer {layer},"
-                    f" token {begin + token} and {len(wrong) - 1} more"
-                )
+        for contents, table in zip(self._contents, tables, strict=True):
+            count = contents.check_loaded(rank, request_id, self._requests[request_id], table, end)
+            self.loaded_words[contents.group.kind.value] += count
 
     # -- the engine's own cache -----------------------------------------------------------------------
 
     def note_hashes(self, request_id: str, block_hashes: Sequence[bytes], tokens_per_hash: int) -> None:
         """Remember what the engine's block hashes of a request stand for."""
-        states = self._requests[request_id].states
+        demanded = self._requests[request_id]
         for index, block_hash in enumerate(block_hashes):
-            begin = index * tokens_per_hash
-            self._by_hash[block_hash] = states[begin : begin + tokens_per_hash]
+            self._by_hash[block_hash] = demanded, (index + 1) * tokens_per_hash
 
-    def check_cached(self, group_index: int, cached: Mapping[int, bytes]) -> int:
+    def check_cached(self, group_index: int, cached: Iterable[tuple[bytes, int]]) -> int:
         """Check blocks that the engine would give to whoever asks for their hash.
 
         Args:
             group_index: Whose blocks.
-            cached: Hash of each block.
+            cached: Hashes, and the block of each.
 
         Returns:
             Blocks looked at; those of requests that were forgotten are not.
@@ -161,35 +120,11 @@ class Oracle:
         Raises:
             WrongBytesError: A block does not hold what its hash stands for.
         """
-        known = {
-            block: states for block, name in cached.items() if (states := self._by_hash.get(name)) is not None
-        }
-        if not known:
-            return 0
-        tokens = self._memory.groups[group_index].tokens_per_block
-        places = (np.array(list(known))[:, None] * tokens + np.arange(tokens)).ravel()
-        found = self._memory.read(group_index, places)
-        wrong = np.argwhere(found != np.concatenate(list(known.values())) ^ self._marks[group_index])
-        if len(wrong):
-            rank, layer, at = wrong[0]
-            raise WrongBytesError(
-                f"cached block {places[at] // tokens}, rank {rank}, layer {layer},"
-                f" token {places[at] % tokens} and {len(wrong) - 1} more words"
-            )
+        known = [
+            Cached(block, *prefix)
+            for block_hash, block in cached
+            if (prefix := self._by_hash.get(block_hash)) is not None
+        ]
+        if known:
+            self._contents[group_index].check_cached(known)
         return len(known)
-
-    def _complain(
-        self, group_index: int, seen: Sequence[tuple[Span, int]], found: np.ndarray, demanded: np.ndarray
-    ) -> None:
-        wrong = np.argwhere(found != demanded)
-        rank, layer, at = wrong[0]
-        tokens = self._memory.groups[group_index].tokens_per_block
-        for span, begin in seen:
-            if at < span.end - begin:
-                break
-            at -= span.end - begin
-        raise WrongBytesError(
-            f"{span.request_id}: token {begin + at}, block {span.places[group_index][begin + at] // tokens},"
-            f" rank {rank}, group {group_index}, layer {layer} and {len(wrong) - 1} more words;"
-            f" computing {span.begin} to {span.end}"
-        )

@@ -5,7 +5,7 @@ Knows how vLLM builds a worker's connector and sums up what the ranks say. Does 
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -55,14 +55,16 @@ def own_metadata(metadata: Any) -> OffloadingConnectorMetadata:
 
 def build_ranks(
     config: VllmConfig,
-    kv_cache_config: KVCacheConfig,
+    kv_cache_configs: Sequence[KVCacheConfig],
     memory: DeviceMemory,
     copiers: Copiers,
 ) -> list[KVConnectorBase_V1]:
     """Build one connector of the worker role for each rank, over its own tensors."""
     use_clock(time)  # a self-test waits in real time
     ranks = []
-    for rank, kv_caches in enumerate(memory.kv_caches):
+    for rank, (kv_caches, kv_cache_config) in enumerate(
+        zip(memory.kv_caches, kv_cache_configs, strict=True)
+    ):
         mine = of_rank(config, rank)
         kind = MultiConnector if "Multi" in config.kv_transfer_config.kv_connector else KVTideConnector
         connector = kind(mine, KVConnectorRole.WORKER, kv_cache_config)

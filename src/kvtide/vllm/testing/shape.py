@@ -1,6 +1,7 @@
 """What an engine under test looks like, and the configuration that vLLM wants for it."""
 
 import copy
+import math
 import mmap
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -8,7 +9,6 @@ from enum import Enum
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import LlamaConfig
 from vllm.config import (
     CacheConfig,
@@ -17,19 +17,16 @@ from vllm.config import (
     KVTransferConfig,
     ModelConfig,
     SchedulerConfig,
+    SpeculativeConfig,
     VllmConfig,
 )
-from vllm.v1.kv_cache_interface import (
-    FullAttentionSpec,
-    KVCacheConfig,
-    KVCacheGroupSpec,
-    KVCacheTensor,
-    SlidingWindowSpec,
-)
+from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, resolve_kv_cache_block_sizes
+from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvtide.vllm import plugin
 from kvtide.vllm.testing import sibling
-from kvtide.vllm.testing.memory import GroupShape
+from kvtide.vllm.testing.groups import WORD_BYTES, GroupShape, Kind
 
 MAX_MODEL_LEN = 1024
 
@@ -68,6 +65,9 @@ class EngineShape:
         siblings: Whether another connector loads too.
         with_events: Somebody listens to KV events.
         host_pages: Pages of host memory of each rank; kvtide maps whole ones.
+        stages: Of a pipeline; the ranks are shared out among them.
+        guesses: Tokens that a drafter guesses ahead; 0 without one.
+        match_tokens: Tokens of a block hash, where they are fewer than those of any block.
         settings: Of kvtide, beside the host memory.
     """
 
@@ -82,34 +82,58 @@ class EngineShape:
     siblings: Siblings = Siblings.NONE
     with_events: bool = False
     host_pages: int = 8
+    stages: int = 1
+    guesses: int = 0
+    match_tokens: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def tokens_per_block(self) -> int:
-        """Of the first group; the engine's hashes are of this grain."""
-        return self.groups[0].tokens_per_block
+        """The least common multiple of all groups' blocks: what a hit is counted in."""
+        return math.lcm(*(group.block_tokens for group in self.groups))
 
-    def kv_cache_config(self) -> KVCacheConfig:
-        """Describe the KV cache of one rank."""
-        tensors, groups = [], []
-        for group in self.groups:
-            names = list(group.layer_names)
-            common = {
-                "block_size": group.tokens_per_block,
-                "num_kv_heads": 1,
-                "head_size": 1,
-                "head_size_v": 1,
-                "dtype": torch.float32,
-            }
-            spec = (
-                FullAttentionSpec(**common)
-                if group.window_tokens is None
-                else SlidingWindowSpec(**common, sliding_window=group.window_tokens)
-            )
-            size = group.page_bytes * self.num_blocks * len(names)
-            tensors.append(KVCacheTensor(size, names, 0, group.page_bytes))
-            groups.append(KVCacheGroupSpec(names, spec))
-        return KVCacheConfig(self.num_blocks, tensors, groups, hash_block_size=self.tokens_per_block)
+    @property
+    def blocks_per_tokens(self) -> int:
+        """Blocks of all groups that ``tokens_per_block`` tokens take at most."""
+        return sum(self.tokens_per_block // group.block_tokens for group in self.groups)
+
+    @property
+    def queue_depth(self) -> int:
+        """Steps that may be under way at once."""
+        if self.asynchronous:
+            return self.stages + (1 if self.runner is Runner.V2 or self.stages == 1 else 0)
+        return self.stages
+
+    @property
+    def has_drafter(self) -> bool:
+        """Whether a drafter has layers of its own, and not just a look at the prompt."""
+        return any(group.draft for group in self.groups)
+
+    @property
+    def spare_tokens(self) -> int:
+        """Tokens after the last one of a request that a step may run to."""
+        return 2 + 3 * (1 + self.guesses)
+
+    def kv_cache_configs(self, config: VllmConfig) -> list[KVCacheConfig]:
+        """Describe the KV cache of each rank, laid out by vLLM; the ranks differ in the names of layers."""
+        # Where layers are outermost, vLLM wants all pages alike and pads them.
+        page_words = 0 if self.block_first else max(group.page_words for group in self.groups)
+        configs = []
+        for rank in range(self.rank_count):
+            stage = rank * self.stages // self.rank_count
+            groups = [
+                KVCacheGroupSpec(
+                    [f"{name}.stage{stage}" if stage else name for name in group.layer_names],
+                    group.spec(page_words),
+                    is_eagle_group=group.draft,
+                )
+                for group in self.groups
+            ]
+            one = get_kv_cache_config_from_groups(config, groups, self.num_blocks * WORD_BYTES << 20)
+            one.kv_cache_layout = config.cache_config.kv_cache_layout
+            _, one.hash_block_size = resolve_kv_cache_block_sizes(one, config)
+            configs.append(one)
+        return configs
 
     def vllm_config(self, folder: Path) -> VllmConfig:
         """Configure an engine of ``rank_count`` ranks.
@@ -139,17 +163,42 @@ class EngineShape:
                 enable_chunked_prefill=True,
                 policy="priority" if self.priority else "fcfs",
             ),
-            cache_config=CacheConfig(block_size=self.tokens_per_block, enable_prefix_caching=True),
+            cache_config=self._cache_config(),
             device_config=DeviceConfig("cpu"),
             kv_transfer_config=self._transfer_config(),
             kv_events_config=KVEventsConfig(enable_kv_cache_events=True, publisher="null")
             if self.with_events
             else None,
+            speculative_config=self._speculative_config(),
         )
         config.scheduler_config.async_scheduling = self.asynchronous
         config.cache_config.num_gpu_blocks = self.num_blocks
-        # Not the sizes of tensor or pipeline parallelism, which this release refuses: the ranks alone.
-        config.parallel_config.world_size = self.rank_count
+        parallel = config.parallel_config
+        parallel.world_size = self.rank_count
+        parallel.pipeline_parallel_size = self.stages
+        parallel.tensor_parallel_size = self.rank_count // self.stages
+        parallel.decode_context_parallel_size = max(group.context_ranks for group in self.groups)
+        return config
+
+    def _cache_config(self) -> CacheConfig:
+        config = CacheConfig(
+            block_size=min(group.tokens_per_block for group in self.groups if group.offloaded),
+            enable_prefix_caching=True,
+            prefix_match_unit=self.match_tokens,
+        )
+        config.num_gpu_blocks_override = self.num_blocks
+        config.kv_cache_layout = (KVCacheLayout.BLHNC if self.block_first else KVCacheLayout.LBHNC).name
+        if recurrent := [group for group in self.groups if group.kind is Kind.MAMBA]:
+            config.mamba_cache_mode, config.mamba_block_size = "align", recurrent[0].tokens_per_block
+        return config
+
+    def _speculative_config(self) -> SpeculativeConfig | None:
+        if not self.guesses:
+            return None
+        config = SpeculativeConfig(method="ngram", num_speculative_tokens=self.guesses, prompt_lookup_max=2)
+        if self.has_drafter:
+            # Only the name is looked at from here on; a drafter's own configuration would want its weights.
+            config.method = "eagle"
         return config
 
     def _transfer_config(self) -> KVTransferConfig:

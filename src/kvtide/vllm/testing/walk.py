@@ -90,7 +90,7 @@ class Walk:
             self.engine = ModelEngine(
                 Path(folder), self.shape, self._copier, self.clock, random.Random(self._chance.random())
             )
-        self.engine.between = self._between
+        self.engine.runner.between = self._between
         self.report = Report()
         self._asker = Asker(random.Random(self._chance.random()), self.shape)
         self._asked: dict[str, Ask] = {}
