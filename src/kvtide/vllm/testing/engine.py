@@ -45,7 +45,7 @@ from kvtide.vllm.testing.ranks import (
     use_clock,
 )
 from kvtide.vllm.testing.runner import ModelRunner
-from kvtide.vllm.testing.shape import EngineShape, Runner
+from kvtide.vllm.testing.shape import EngineShape
 from kvtide.vllm.testing.sibling import SiblingLoad
 from kvtide.vllm.testing.tables import WorkerTables
 from kvtide.vllm.testing.upstream import forget_what_was_not_computed
@@ -124,8 +124,6 @@ class ModelEngine:
             hash_block_size=hash_tokens,
             log_stats=True,
         )
-        # Decided by platform and environment; here by the shape.
-        self.scheduler.use_v2_model_runner = shape.runner is Runner.V2
         forget_what_was_not_computed(self.scheduler)
         self.ledger: EventLedger | None = None
         if shape.with_events:

@@ -41,6 +41,14 @@ class Runner(Enum):
     """Blocks are zeroed and copied before ``handle_preemptions``; resumed requests count as new."""
 
 
+class _NewerRunnerConfig(VllmConfig):  # type: ignore[misc]
+    """A configuration whose model runner is the newer one, whatever platform and environment say."""
+
+    @property
+    def use_v2_model_runner(self) -> bool:
+        return True
+
+
 class Siblings(Enum):
     """Whether another connector loads too, in vLLM's own ``MultiConnector``."""
 
@@ -68,6 +76,8 @@ class EngineShape:
         stages: Of a pipeline; the ranks are shared out among them.
         guesses: Tokens that a drafter guesses ahead; 0 without one.
         match_tokens: Tokens of a block hash, where they are fewer than those of any block.
+        retention_tokens: Behind windows and of states, the engine's own cache keeps what is needed at each
+            multiple of so many tokens; 0: at the ends of prompts only; None: everything.
         settings: Of kvtide, beside the host memory.
     """
 
@@ -85,6 +95,7 @@ class EngineShape:
     stages: int = 1
     guesses: int = 0
     match_tokens: int | None = None
+    retention_tokens: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -171,6 +182,8 @@ class EngineShape:
             else None,
             speculative_config=self._speculative_config(),
         )
+        if self.runner is Runner.V2:
+            config.__class__ = _NewerRunnerConfig
         config.scheduler_config.async_scheduling = self.asynchronous
         config.cache_config.num_gpu_blocks = self.num_blocks
         parallel = config.parallel_config
@@ -185,6 +198,7 @@ class EngineShape:
             block_size=min(group.tokens_per_block for group in self.groups if group.offloaded),
             enable_prefix_caching=True,
             prefix_match_unit=self.match_tokens,
+            prefix_cache_retention_interval=self.retention_tokens,
         )
         config.num_gpu_blocks_override = self.num_blocks
         config.kv_cache_layout = (KVCacheLayout.BLHNC if self.block_first else KVCacheLayout.LBHNC).name
