@@ -9,28 +9,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kvtide.vllm.testing.demands import Demanded, Span, follows_some_token
-from kvtide.vllm.testing.groups import LATENT, GroupShape, Kind
+from kvtide.vllm.testing.demands import Demanded, Span
+from kvtide.vllm.testing.groups import LATENT, GroupShape
 from kvtide.vllm.testing.memory import DeviceMemory
 from kvtide.vllm.testing.promises import WrongBytesError
 
 WRONG = np.uint64(0xBAD)
 """What a guess that was wrong leaves behind differs from what is right by this."""
-
-
-def contents_of(memory: DeviceMemory, group_index: int, draw: np.random.Generator) -> "Contents":
-    """What a group of a device holds."""
-    group = memory.groups[group_index]
-    ranks = 1 if group.kind in LATENT else memory.rank_count
-    marks = draw.integers(1, 1 << 62, (ranks, memory.lane_count(group_index), 1), dtype=np.uint64)
-    kind: type[Contents] = TokenContents
-    if group.kind is Kind.MAMBA:
-        kind = StateContents
-    elif group.kind is Kind.RING:
-        kind = RingContents
-    elif group.draft:
-        kind = DraftContents
-    return kind(memory, group_index, np.broadcast_to(marks, (memory.rank_count, *marks.shape[1:])))
 
 
 class Cached(NamedTuple):
@@ -40,11 +25,13 @@ class Cached(NamedTuple):
         block: Its id.
         demanded: A request of whose prefix it is the end.
         end: Tokens of that prefix.
+        beyond: Tokens after them that are certain as well.
     """
 
     block: int
     demanded: Demanded
     end: int
+    beyond: int = 0
 
 
 class Contents(ABC):
@@ -53,28 +40,41 @@ class Contents(ABC):
     Args:
         memory: The device, all ranks.
         group_index: Which group.
-        marks: ``uint64[ranks, lanes, 1]``: differs in every layer and rank.
+
+    Attributes:
+        marks: ``uint64[ranks, lanes, 1]``, the weights: different in every layer, and on every rank where
+            each has a shard of its own.
     """
 
-    def __init__(self, memory: DeviceMemory, group_index: int, marks: np.ndarray) -> None:
+    marks: np.ndarray
+
+    def __init__(self, memory: DeviceMemory, group_index: int) -> None:
         self.memory = memory
         self.group_index = group_index
         self.group: GroupShape = memory.groups[group_index]
-        self.marks = marks
 
+    def draw_weights(self, draw: np.random.Generator) -> None:
+        """Compute with other weights from now on; what was before is wrong."""
+        ranks = 1 if self.group.kind in LATENT else self.memory.rank_count
+        lanes = self.memory.lane_count(self.group_index)
+        marks = draw.integers(1, 1 << 62, (ranks, lanes, 1), dtype=np.uint64)
+        self.marks = np.broadcast_to(marks, (self.memory.rank_count, lanes, 1))
+
+    @abstractmethod
     def prepare(self, spans: Sequence[Span]) -> None:
-        """Bring states to where this step continues them, and check them."""
+        """Bring to its place what this step continues, and check it."""
 
     @abstractmethod
     def write(self, spans: Sequence[Span]) -> None:
         """Compute: every rank and layer writes the tokens of these spans."""
 
-    def settle(self, spans: Sequence[Span]) -> None:
-        """Do what follows once it is known which guesses were right."""
-
     @abstractmethod
     def read(self, spans: Sequence[Span]) -> None:
         """Check what queries of these spans see, on every rank and in every layer."""
+
+    @abstractmethod
+    def settle(self, spans: Sequence[Span]) -> None:
+        """Do what follows once it is known which guesses were right."""
 
     @abstractmethod
     def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
@@ -108,6 +108,9 @@ class Contents(ABC):
 class TokenContents(Contents):
     """Attention: a word for every token, which queries see as far back as they look."""
 
+    def prepare(self, spans: Sequence[Span]) -> None:
+        """Do nothing: what is there stays where it is."""
+
     def write(self, spans: Sequence[Span]) -> None:
         for shard, ranks in enumerate(self.group.shards()):
             places, words = [], []
@@ -133,6 +136,9 @@ class TokenContents(Contents):
             if not np.array_equal(found, np.concatenate(words) ^ self.marks[ranks]):
                 self._complain(spans, shard, ranks)
 
+    def settle(self, spans: Sequence[Span]) -> None:
+        """Do nothing: what a wrong guess left is written again."""
+
     def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
         tokens = self.group.tokens_of(self.group.shard_of(rank), self.group.first_read(end), end)
         ranks = slice(rank, rank + 1)
@@ -149,12 +155,12 @@ class TokenContents(Contents):
     def check_cached(self, cached: Sequence[Cached]) -> None:
         for shard, ranks in enumerate(self.group.shards()):
             places, words = [], []
-            for block, demanded, end in cached:
-                begin = (end - 1) // self.group.block_tokens * self.group.block_tokens
-                tokens = self.group.tokens_of(shard, begin, self.determined(end))
-                first = block * self.group.slots_per_block
+            for one in cached:
+                begin = (one.end - 1) // self.group.block_tokens * self.group.block_tokens
+                tokens = self.group.tokens_of(shard, begin, self.determined(one))
+                first = one.block * self.group.slots_per_block
                 places.append(np.arange(first, first + len(tokens)))
-                words.append(self.words(demanded)[tokens])
+                words.append(self.words(one.demanded)[tokens])
             found = self.memory.read(self.group_index, np.concatenate(places), ranks)
             self.compare(found, np.concatenate(words), ranks, f"{len(cached)} cached blocks")
 
@@ -162,9 +168,9 @@ class TokenContents(Contents):
         """What a request demands, token by token."""
         return demanded.states
 
-    def determined(self, end: int) -> int:
-        """How many of ``end`` tokens are determined by the hash of their prefix."""
-        return end
+    def determined(self, cached: Cached) -> int:
+        """How many tokens of a prefix leave something that is certain."""
+        return cached.end
 
     def _complain(self, spans: Sequence[Span], shard: int, ranks: slice) -> None:
         for span in spans:
@@ -218,156 +224,3 @@ class RingContents(TokenContents):
         (block,) = span.tables[self.group_index]
         places: np.ndarray = block * self.group.slots_per_block + tokens % self.group.tokens_per_block
         return places
-
-
-class DraftContents(TokenContents):
-    """Attention of a drafter, which is fed the token after each: written when that is known.
-
-    The last token of a block is not determined by the block's hash. What the engine's own cache serves of it
-    may be of another continuation; that costs guesses, and is none of ours.
-    """
-
-    def __init__(self, memory: DeviceMemory, group_index: int, marks: np.ndarray) -> None:
-        super().__init__(memory, group_index, marks)
-        self._of_others: set[int] = set()
-
-    def write(self, spans: Sequence[Span]) -> None:
-        """Do nothing: the drafter runs after the model."""
-
-    def read(self, spans: Sequence[Span]) -> None:
-        """Do nothing: the drafter runs after the model."""
-
-    def settle(self, spans: Sequence[Span]) -> None:
-        for span in spans:
-            table = span.tables[self.group_index]
-            for shard, ranks in enumerate(self.group.shards()):
-                tokens = self.group.tokens_of(shard, span.begin, span.kept)
-                words = span.demanded.drafted[tokens] ^ self.marks[ranks]
-                self.memory.write(self.group_index, self.group.places(table, tokens), words, ranks)
-                # Guesses are fed to it too: what they leave is written again.
-                ahead = min(span.kept + span.guesses, len(table) * self.group.block_tokens)
-                tokens = self.group.tokens_of(shard, span.kept, ahead)
-                words = np.full(len(tokens), WRONG) ^ self.marks[ranks]
-                self.memory.write(self.group_index, self.group.places(table, tokens), words, ranks)
-        for span in spans:
-            self._check(span.request_id, span.demanded, span.tables[self.group_index], span.begin, span.kept)
-
-    def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
-        tokens = self.group.tokens_of(self.group.shard_of(rank), self.group.first_read(end), end)
-        ranks = slice(rank, rank + 1)
-        found = self.memory.read(self.group_index, self.group.places(table, tokens), ranks)
-        right = found ^ self.marks[ranks] == demanded.drafted[tokens]
-        known = np.isin(found[0, 0] ^ self.marks[rank, 0], list(self._of_others))
-        if not (right | known).all():
-            self.compare(found, demanded.drafted[tokens], ranks, f"{request}: loaded {end} tokens of a drafter")
-        return found.size
-
-    def words(self, demanded: Demanded) -> np.ndarray:
-        return demanded.drafted
-
-    def determined(self, end: int) -> int:
-        return end - 1
-
-    def _check(self, request: str, demanded: Demanded, table: np.ndarray, begin: int, end: int) -> None:
-        for shard, ranks in enumerate(self.group.shards()):
-            tokens = self.group.tokens_of(shard, self.group.first_read(begin), end)
-            found = self.memory.read(self.group_index, self.group.places(table, tokens), ranks)
-            words = found ^ self.marks[ranks]
-            wrong = words != demanded.drafted[tokens]
-            if not wrong.any():
-                continue
-            last = (tokens + 1) % self.group.block_tokens == 0
-            other = last & (tokens < begin) & follows_some_token(words, demanded.states[tokens]) & (words == words[:1, :1])
-            if (wrong & ~other).any():
-                self.compare(found, demanded.drafted[tokens], ranks, f"{request}: drafting from {begin} to {end}")
-            self._of_others.update(words[0, 0][wrong.any((0, 1))].tolist())
-
-
-class StateContents(Contents):
-    """Recurrent layers: a block holds the state after a token, moved along as vLLM's runners do ("align").
-
-    The state after the last token of a step is left in the block in which that token is; with guesses, the
-    states after each of them in the blocks behind it, until it is known which were right.
-    """
-
-    def prepare(self, spans: Sequence[Span]) -> None:
-        continued = [span for span in spans if span.begin]
-        if not continued:
-            return
-        sources = np.array([self._source(span) for span in continued])
-        targets = np.array([self._target(span) for span in continued])
-        # All are read before the first is written, as in the runners.
-        self.memory.write(self.group_index, targets, self.memory.read(self.group_index, sources))
-        states = np.array([span.demanded.states[span.begin - 1] for span in continued])
-        self._check(continued, targets, states, "state continued")
-
-    def write(self, spans: Sequence[Span]) -> None:
-        blocks, states, right = self._left(spans)
-        words = np.where(right, states, states ^ WRONG)
-        self.memory.write(self.group_index, blocks, words ^ self.marks)
-
-    def read(self, spans: Sequence[Span]) -> None:
-        blocks, states, right = self._left(spans)
-        found = self.memory.read(self.group_index, blocks[right])
-        names = ", ".join(span.request_id for span in spans)
-        self.compare(found, states[right], slice(None), f"{names}: states left")
-
-    def settle(self, spans: Sequence[Span]) -> None:
-        for span in spans:
-            # Of several guesses a boundary may have been passed: its state goes where it is looked for.
-            boundary = span.kept - span.kept % self.group.tokens_per_block
-            certain = span.end - span.guesses
-            if span.guesses and boundary >= certain:
-                table = span.tables[self.group_index]
-                source = self.group.column(span.end) + boundary - certain
-                state = self.memory.read(self.group_index, table[source : source + 1])
-                target = self.group.column(boundary)
-                self.memory.write(self.group_index, table[target : target + 1], state)
-
-    def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
-        at = self.group.column(end)
-        ranks = slice(rank, rank + 1)
-        found = self.memory.read(self.group_index, table[at : at + 1], ranks)
-        self.compare(found, demanded.states[end - 1 : end], ranks, f"{request}: loaded {end} tokens")
-        return found.size
-
-    def write_loaded(self, rank: int, demanded: Demanded, table: np.ndarray, tokens: range) -> None:
-        at = self.group.column(tokens.stop)
-        ranks = slice(rank, rank + 1)
-        words = demanded.states[tokens.stop - 1 : tokens.stop] ^ self.marks[ranks]
-        self.memory.write(self.group_index, table[at : at + 1], words, ranks)
-
-    def check_cached(self, cached: Sequence[Cached]) -> None:
-        blocks = np.array([one.block for one in cached])
-        states = np.array([one.demanded.states[one.end - 1] for one in cached])
-        what = f"cached states in blocks {blocks} after {[one.end for one in cached]} tokens"
-        self.compare(self.memory.read(self.group_index, blocks), states, slice(None), what)
-
-    def _source(self, span: Span) -> int:
-        """Name the block in which the state after the tokens before this step was left."""
-        column = span.state_column if span.state_column is not None else self.group.column(span.begin)
-        return int(span.tables[self.group_index][column + span.state_offset])
-
-    def _target(self, span: Span) -> int:
-        """Name the block in which this step continues it: where it is, within one block."""
-        column = span.state_column if span.state_column is not None else self.group.column(span.begin)
-        last = self.group.column(span.end)
-        return self._source(span) if last == column else int(span.tables[self.group_index][last])
-
-    def _left(self, spans: Sequence[Span]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """List blocks that this step leaves states in, those states, and which of them are right."""
-        blocks, states, right = [], [], []
-        for span in spans:
-            first, certain = self.group.column(span.end), span.end - span.guesses
-            blocks.append(span.tables[self.group_index][first : first + span.guesses + 1])
-            states.append(span.demanded.states[certain - 1 : span.end])
-            right.append(np.arange(certain, span.end + 1) <= span.kept)
-        return np.concatenate(blocks), np.concatenate(states), np.concatenate(right)
-
-    def _check(self, spans: Sequence[Span], blocks: np.ndarray, states: np.ndarray, what: str) -> None:
-        found = self.memory.read(self.group_index, blocks)
-        if np.array_equal(found, states ^ self.marks):
-            return
-        for index, span in enumerate(spans):
-            named = f"{span.request_id}: {what} after {span.begin} of {span.end}, block {blocks[index]}"
-            self.compare(found[..., index : index + 1], states[index : index + 1], slice(None), named)

@@ -82,6 +82,7 @@ class ModelEngine:
     Attributes:
         scheduler: vLLM's.
         connector: Ours, in the scheduler's role.
+        memory: The device, all ranks.
         oracle: Judges bytes.
         ledger: Listens to KV events; None without any.
         answers: Joins what the ranks say.
@@ -106,10 +107,10 @@ class ModelEngine:
         chance = chance or random.Random(0)
         config = shape.vllm_config(folder)
         kv_cache_configs = shape.kv_cache_configs(config)
-        memory = DeviceMemory(shape.groups, kv_cache_configs)
-        self.oracle = Oracle(memory, shape.spare_tokens)
+        self.memory = DeviceMemory(shape.groups, kv_cache_configs)
+        self.oracle = Oracle(self.memory, shape.spare_tokens)
         self.answers = RankAnswers(shape.rank_count, chance)
-        self.ranks = build_ranks(config, kv_cache_configs, memory, copiers)
+        self.ranks = build_ranks(config, kv_cache_configs, self.memory, copiers)
         for rank, one in enumerate(siblings_of(self.ranks)):
             one.bring, one.chance = self._bringing(rank), chance
         use_clock(clock or time)
@@ -138,7 +139,7 @@ class ModelEngine:
         self._hasher = get_request_block_hasher(hash_tokens, hash_function)
         tables = WorkerTables(shape.groups, shape.asynchronous, shape.guesses, chance)
         self.runner = ModelRunner(
-            shape.runner, self.ranks, memory, self.oracle, tables, self.answers, self._check_loads
+            shape.runner, self.ranks, self.memory, self.oracle, tables, self.answers, self._check_loads
         )
         self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         self._requests: dict[str, Request] = {}
@@ -237,8 +238,7 @@ class ModelEngine:
 
     def check_cached(self) -> int:
         """Check the bytes of every block that the engine offers to whoever asks for its hash."""
-        for request_id, request in self._requests.items():
-            self.oracle.note_hashes(request_id, request.block_hashes, self.hash_tokens)
+        self.note_hashes()
         cached: list[list[tuple[bytes, int]]] = [[] for _ in self.shape.groups]
         pool = self.scheduler.kv_cache_manager.block_pool
         for block in pool.blocks:
@@ -247,8 +247,14 @@ class ModelEngine:
                     cached[get_group_id(name)].append((get_block_hash(name), block.block_id))
         return sum(self.oracle.check_cached(index, blocks) for index, blocks in enumerate(cached))
 
+    def note_hashes(self) -> None:
+        """Tell the oracle what the block hashes of all requests stand for."""
+        for request_id, request in self._requests.items():
+            self.oracle.note_hashes(request_id, request.block_hashes, self.hash_tokens)
+
     def forget(self) -> None:
         """Forget requests that have ended; the engine is idle."""
+        self.note_hashes()
         self.outputs.clear()
         self._requests.clear()
         self.oracle.forget()

@@ -112,9 +112,7 @@ class GroupShape:
     def places(self, table: np.ndarray, tokens: np.ndarray) -> np.ndarray:
         """Where tokens are, in slots counted over all blocks."""
         blocks = table[tokens // self.block_tokens]
-        places: np.ndarray = (
-            blocks * self.slots_per_block + tokens % self.block_tokens // self.context_ranks
-        )
+        places: np.ndarray = blocks * self.slots_per_block + tokens % self.block_tokens // self.context_ranks
         return places
 
     def column(self, token_count: int) -> int:

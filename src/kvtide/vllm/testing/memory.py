@@ -3,7 +3,8 @@
 Knows layouts and addresses; does not know what the bytes ought to be.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -43,16 +44,16 @@ class DeviceMemory:
         # Per group, int64[lanes, places]: where in a rank's words.
         self._at = [
             np.concatenate(
-                [
-                    _lanes(first[name], self._words[0], num_blocks, group)
-                    for name in spec.layer_names
-                ]
+                [_lanes(first[name], self._words[0], num_blocks, group) for name in spec.layer_names]
             )
             for group, spec in zip(self.groups, configs[0].kv_cache_groups, strict=True)
         ]
         # Per block, int64[num_blocks, words of all groups]: what the engine zeroes and copies.
         self._of_block = np.concatenate(
-            [at.reshape(len(at), num_blocks, -1).transpose(1, 0, 2).reshape(num_blocks, -1) for at in self._at],
+            [
+                at.reshape(len(at), num_blocks, -1).transpose(1, 0, 2).reshape(num_blocks, -1)
+                for at in self._at
+            ],
             axis=1,
         )
 
@@ -69,6 +70,15 @@ class DeviceMemory:
     ) -> None:
         """Write ``uint64[ranks, lanes, places]``."""
         self._words[ranks][:, self._at[group_index][:, places]] = words
+
+    @contextmanager
+    def put_back(self) -> Iterator[None]:
+        """Let somebody write as they like, and put back what was there, on all ranks."""
+        before = self._words.copy()
+        try:
+            yield
+        finally:
+            self._words[:] = before
 
     def clear(self, block_ids: Sequence[int]) -> None:
         """Zero whole blocks on all ranks, as the engine does for some models."""

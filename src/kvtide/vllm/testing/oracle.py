@@ -9,9 +9,12 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kvtide.vllm.testing.contents import Cached, contents_of
+from kvtide.vllm.testing.contents import Cached, Contents, RingContents, TokenContents
 from kvtide.vllm.testing.demands import Demanded, Span
+from kvtide.vllm.testing.drafts import DraftContents
+from kvtide.vllm.testing.groups import Kind
 from kvtide.vllm.testing.memory import DeviceMemory
+from kvtide.vllm.testing.states import StateContents
 
 
 class Oracle:
@@ -27,8 +30,9 @@ class Oracle:
     """
 
     def __init__(self, memory: DeviceMemory, spare_tokens: int = 2) -> None:
-        draw = np.random.default_rng(7)
-        self._contents = [contents_of(memory, index, draw) for index in range(len(memory.groups))]
+        self._draw = np.random.default_rng(7)
+        self._contents = [_contents(memory, index) for index in range(len(memory.groups))]
+        self.new_weights()
         self._spare_tokens = spare_tokens
         self._requests: dict[str, Demanded] = {}
         self._by_hash: dict[bytes, tuple[Demanded, int]] = {}
@@ -46,10 +50,14 @@ class Oracle:
         """Look up a request."""
         return self._requests[request_id]
 
+    def new_weights(self) -> None:
+        """From now on everything is computed with other weights; what was before is wrong."""
+        for contents in self._contents:
+            contents.draw_weights(self._draw)
+
     def forget(self) -> None:
-        """Forget all requests and hashes."""
+        """Forget all requests; what hashes stand for is known for ever."""
         self._requests.clear()
-        self._by_hash.clear()
 
     # -- a forward ------------------------------------------------------------------------------------
 
@@ -107,24 +115,39 @@ class Oracle:
         for index, block_hash in enumerate(block_hashes):
             self._by_hash[block_hash] = demanded, (index + 1) * tokens_per_hash
 
-    def check_cached(self, group_index: int, cached: Iterable[tuple[bytes, int]]) -> int:
-        """Check blocks that the engine would give to whoever asks for their hash.
+    def knows(self, block_hash: bytes) -> bool:
+        """Whether a hash is of a request that was asked."""
+        return block_hash in self._by_hash
+
+    def check_cached(
+        self, group_index: int, cached: Iterable[tuple[bytes, int]], tokens_before: int = 0
+    ) -> int:
+        """Check blocks that are given to whoever asks for their hash.
 
         Args:
             group_index: Whose blocks.
             cached: Hashes, and the block of each.
+            tokens_before: So many tokens before the end of what a hash stands for a block ends.
 
         Returns:
-            Blocks looked at; those of requests that were forgotten are not.
+            Blocks looked at; those whose hash was never noted are not.
 
         Raises:
             WrongBytesError: A block does not hold what its hash stands for.
         """
         known = [
-            Cached(block, *prefix)
+            Cached(block, prefix[0], prefix[1] - tokens_before, tokens_before)
             for block_hash, block in cached
             if (prefix := self._by_hash.get(block_hash)) is not None
         ]
         if known:
             self._contents[group_index].check_cached(known)
         return len(known)
+
+
+def _contents(memory: DeviceMemory, group_index: int) -> Contents:
+    group = memory.groups[group_index]
+    if group.draft:
+        return DraftContents(memory, group_index)
+    kinds: dict[Kind, type[Contents]] = {Kind.MAMBA: StateContents, Kind.RING: RingContents}
+    return kinds.get(group.kind, TokenContents)(memory, group_index)

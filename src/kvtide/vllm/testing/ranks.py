@@ -62,9 +62,7 @@ def build_ranks(
     """Build one connector of the worker role for each rank, over its own tensors."""
     use_clock(time)  # a self-test waits in real time
     ranks = []
-    for rank, (kv_caches, kv_cache_config) in enumerate(
-        zip(memory.kv_caches, kv_cache_configs, strict=True)
-    ):
+    for rank, (kv_caches, kv_cache_config) in enumerate(zip(memory.kv_caches, kv_cache_configs, strict=True)):
         mine = of_rank(config, rank)
         kind = MultiConnector if "Multi" in config.kv_transfer_config.kv_connector else KVTideConnector
         connector = kind(mine, KVConnectorRole.WORKER, kv_cache_config)

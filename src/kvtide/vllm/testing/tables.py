@@ -70,9 +70,7 @@ class WorkerTables:
                 continue
             row = self._rows[request_id]
             if new_ids is not None:
-                row.tables = [
-                    np.concatenate(pair) for pair in zip(row.tables, _arrays(new_ids), strict=True)
-                ]
+                row.tables = [np.concatenate(pair) for pair in zip(row.tables, _arrays(new_ids), strict=True)]
             if self._asynchronous and self._guess_count and row.settled is not None:
                 # The plan takes all guesses for right; the workers know better.
                 assert row.settled <= computed, f"{request_id}: {row.settled} settled, {computed} planned"
