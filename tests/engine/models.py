@@ -4,6 +4,7 @@ Knows configurations and where the files lie. The weights are random but saved: 
 or two distinct tokens, and such a model cannot notice a wrong load.
 """
 
+import json
 import os
 import shutil
 import tempfile
@@ -102,10 +103,52 @@ def qwen3_next() -> Path:
     )
 
 
-def mla() -> Path:
-    """DeepSeek V2: latent attention. Configuration only."""
+def llama4() -> Path:
+    """Llama 4: three layers that see the last multiple of 64 tokens at most, one with full attention."""
     return _saved(
-        "mla",
+        "llama4",
+        lambda t: t.Llama4TextConfig(
+            num_hidden_layers=4,
+            attention_chunk_size=WINDOW_TOKENS,
+            no_rope_layers=[1, 1, 1, 0],
+            num_local_experts=2,
+            num_experts_per_tok=1,
+            intermediate_size_mlp=256,
+            interleave_moe_layer_step=1,
+            **_DENSE,
+        ),
+    )
+
+
+def llama_drafter() -> Path:
+    """An EAGLE head for ``llama``: its first layer and embeddings, and random weights to join them."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    def write(draft: Path) -> None:
+        config = json.loads((llama() / "config.json").read_text())
+        config |= {"num_hidden_layers": 1, "architectures": ["EagleLlamaForCausalLM"]}
+        (draft / "config.json").write_text(json.dumps(config))
+        weights = load_file(next(llama().glob("*.safetensors")))
+        # Such a head has no norm before its layer.
+        chosen = {
+            name.removeprefix("model."): tensor.clone()
+            for name, tensor in weights.items()
+            if name == "model.embed_tokens.weight" or (".layers.0." in name and "input_layernorm" not in name)
+        }
+        width = config["hidden_size"]
+        chosen["fc.weight"] = (
+            torch.randn(width, 2 * width, generator=torch.Generator().manual_seed(SEED)) / 10
+        )
+        save_file(chosen, draft / "model.safetensors", metadata={"format": "pt"})
+
+    return _written("llama-drafter", write)
+
+
+def mla() -> Path:
+    """DeepSeek V2: latent attention, experts."""
+    return _saved(
+        "mla-real",
         lambda t: t.DeepseekV2Config(
             hidden_size=128,
             intermediate_size=256,
@@ -126,37 +169,33 @@ def mla() -> Path:
             topk_group=1,
             **_COMMON,
         ),
-        "DeepseekV2ForCausalLM",
     )
 
 
-def _saved(name: str, config: Callable[[Any], Any], architecture: str | None = None) -> Path:
-    """Write a model, or find it there.
-
-    Args:
-        name: Of the directory.
-        config: Makes the configuration out of the module ``transformers``.
-        architecture: Given for a model that is saved without weights.
-    """
-    path = MODELS_DIR / f"tiny-{name}-{RECIPE}"
-    if path.exists():
-        return path
+def _saved(name: str, config: Callable[[Any], Any]) -> Path:
+    """Write a model, or find it there; ``config`` makes its configuration out of ``transformers``."""
     import torch
     import transformers
 
+    def write(draft: Path) -> None:
+        # The generator of whoever calls us is left as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(SEED)
+            model = transformers.AutoModelForCausalLM.from_config(config(transformers), dtype=torch.float32)
+        model.save_pretrained(draft)
+
+    return _written(name, write)
+
+
+def _written(name: str, write: Callable[[Path], None]) -> Path:
+    """Have a directory of this name, as ``write`` fills it, or as it was filled before."""
+    path = MODELS_DIR / f"tiny-{name}-{RECIPE}"
+    if path.exists():
+        return path
     MODELS_DIR.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{path.name}-", dir=MODELS_DIR))
     try:
-        made = config(transformers)
-        if architecture is not None:
-            made.architectures = [architecture]
-            made.save_pretrained(draft)
-        else:
-            # The generator of whoever calls us is left as it was.
-            with torch.random.fork_rng(devices=[]):
-                torch.manual_seed(SEED)
-                model = transformers.AutoModelForCausalLM.from_config(made, dtype=torch.float32)
-            model.save_pretrained(draft)
+        write(draft)
         os.replace(draft, path)  # whole or not at all, also when two runs write at once
     except OSError:
         if not path.exists():

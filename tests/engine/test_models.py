@@ -6,23 +6,37 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from engine import models
-from engine.exchanges import PROMPT_BLOCKS, STORED_TOKENS, ask_twice, assert_exact, prompts_of
-from engine.tiny_engine import prompt_of, tiny_engine
+from engine.exchanges import (
+    POOL_BLOCKS,
+    PROMPT_BLOCKS,
+    STORED_TOKENS,
+    ask_twice,
+    assert_exact,
+    prompts_of,
+)
+from engine.tiny_engine import BLOCK_TOKENS, prompt_of, tiny_engine
 
 
 @pytest.mark.parametrize(
     ("model", "groups", "blocks_per_chunk"),
-    [(models.gemma2, 2, 1), (models.gemma3, 6, 1), (models.gemma3, 6, 4), (models.gpt_oss, 2, 1)],
-    ids=["gemma2-1", "gemma3-1", "gemma3-4", "gpt-oss-1"],
+    [
+        (models.gemma2, 2, 1),
+        (models.gemma3, 6, 1),
+        (models.gemma3, 6, 4),
+        (models.gpt_oss, 2, 1),
+        (models.llama4, 4, 1),
+    ],
+    ids=["gemma2-1", "gemma3-1", "gemma3-4", "gpt-oss-1", "llama4-1"],
 )
 def test_windows_and_full_attention_load_together_and_answer_like_a_hit(
     model: Callable[[], Path], groups: int, blocks_per_chunk: int
 ) -> None:
-    prompts = prompts_of(30, 5)
+    prompts = prompts_of(30, 6)
     # While a prompt is computed each group holds all of it.
     pool_blocks = groups * (PROMPT_BLOCKS + 3) + 1
     settings = {"host_memory": "128MiB", "blocks_per_chunk": blocks_per_chunk}
@@ -31,11 +45,48 @@ def test_windows_and_full_attention_load_together_and_answer_like_a_hit(
         # Where the pool is comes with the first step; what a window has passed by then is not stored.
         engine.ask(prompts[0][:40], 1)
         hits = ask_twice(engine, prompts)
-        loads = [engine.ask(prompt) for prompt in prompts]
+        # The last ones may not have been pushed out: layers that look back little need few blocks.
+        loads = [engine.ask(prompt) for prompt in prompts[:4]]
         totals = engine.totals
+    assert_exact(loads, hits[:4])
+    assert [load.loaded_tokens for load in loads] == [STORED_TOKENS] * 4
+    assert totals["hit_tokens|host"] == 4 * STORED_TOKENS
+
+
+DRAFTERS: dict[str, Callable[[], dict[str, Any]]] = {
+    "ngram": lambda: {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3},
+    "eagle": lambda: {"method": "eagle", "num_speculative_tokens": 2, "model": str(models.llama_drafter())},
+}
+
+
+@pytest.mark.parametrize(("drafter", "not_hit"), [("ngram", 0), ("eagle", BLOCK_TOKENS)])
+def test_with_drafted_tokens_a_load_answers_like_a_hit_and_brings_as_much(drafter: str, not_hit: int) -> None:
+    prompts = prompts_of(30)
+    options = {"max_model_len": 700, "speculative_config": DRAFTERS[drafter]()}
+    with tiny_engine(models.llama(), POOL_BLOCKS, {"host_memory": "128MiB"}, **options) as engine:
+        engine.ask(prompts[0][:40], 1)
+        hits = ask_twice(engine, prompts)
+        loads = [engine.ask(prompt) for prompt in prompts]
     assert_exact(loads, hits)
-    assert [load.loaded_tokens for load in loads] == [STORED_TOKENS] * len(prompts)
-    assert totals["hit_tokens|host"] == len(prompts) * STORED_TOKENS
+    # The KV that a drafter has for the last token of a block depends on the token after it.
+    assert {hit.local_tokens for hit in hits} == {STORED_TOKENS - not_hit}
+    assert {load.loaded_tokens for load in loads} == {STORED_TOKENS - not_hit}
+
+
+def test_latent_attention_is_loaded_the_same_way_each_time() -> None:
+    # With it vLLM's CPU backend keeps no prefixes itself: there is no hit to hold a load against.
+    prompts = prompts_of(30)
+    options = {"max_model_len": 700, "block_size": None}
+    with tiny_engine(models.mla(), 3 * POOL_BLOCKS, {"host_memory": "128MiB"}, **options) as engine:
+        assert [group.kind.value for group in engine.deciding._geometry.groups] == ["mla_attention"]
+        engine.ask(prompts[0][:40], 1)
+        stored = [engine.ask(prompt) for prompt in prompts]
+        once, again = ([engine.ask(prompt) for prompt in prompts] for _ in range(2))
+    assert {reply.loaded_tokens for reply in stored} == {0}
+    assert {reply.loaded_tokens for reply in (*once, *again)} == {STORED_TOKENS}
+    assert [reply.logprobs for reply in once] == [reply.logprobs for reply in again]
+    assert [reply.token_ids[0] for reply in once] == [reply.token_ids[0] for reply in stored]
+    assert len({tuple(reply.token_ids) for reply in once}) == len(prompts)
 
 
 def test_recurrent_layers_go_on_from_a_state_that_was_loaded_like_from_one_that_was_kept() -> None:

@@ -12,12 +12,12 @@ import pytest
 
 from engine import models
 from engine.tiny_engine import tiny_engine
-from kvtide.errors import ConfigError, KVTideError, LayoutError
+from kvtide.errors import ConfigError, KVTideError
 
 POOL_BLOCKS = 64
 DUMMY = {"load_format": "dummy"}
-# vLLM wants a block size and a pool of its own for latent attention.
-MLA = DUMMY | {"block_size": None, "num_gpu_blocks_override": None}
+# Without vLLM's own cache of prefixes no states are kept at the ends of blocks.
+NO_STATES = DUMMY | {"block_size": None, "num_gpu_blocks_override": None, "enable_prefix_caching": False}
 FITS = {"host_memory": "24MiB"}
 
 
@@ -70,13 +70,13 @@ FITS = {"host_memory": "24MiB"}
             id="another role",
         ),
         pytest.param(
-            models.mla,
+            models.qwen3_next,
             FITS,
             {},
-            MLA,
-            LayoutError,
-            "this model has 1 KV cache groups: mla_attention; .* Serve the model without kvtide",
-            id="latent attention",
+            NO_STATES,
+            ConfigError,
+            "mamba_cache_mode = 'none': this kvtide is verified with 'align' only",
+            id="recurrent layers without states at the ends of blocks",
         ),
     ],
 )
