@@ -1,0 +1,112 @@
+"""Which line of the connector each test of a failure stands on.
+
+Data: a sample of the field, the test that shows the right outcome, and that line, broken. ``scripts/rules.py``
+applies each to a copy of the code and runs the test, which has to fail. Does not know how.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
+from mutants import Mutant  # noqa: E402
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """A test and what it would be without its rule.
+
+    Attributes:
+        sample: Kind of failure and the public thread.
+        test: File below this folder, and the test's name.
+        mutant: The line that is broken.
+    """
+
+    sample: str
+    test: str
+    mutant: Mutant
+
+
+def _rule(sample: str, test: str, file: str, line: str, replacement: str, breaks: str) -> Rule:
+    name = test.rpartition("::test_")[2].replace("_", "-")
+    return Rule(sample, test, Mutant(name, sample.partition(" ")[0], file, line, replacement, breaks))
+
+
+RULES = (
+    _rule(
+        "F1 vLLM #46951",
+        "test_failures_blocks.py::test_a_pending_store_does_not_read_what_another_connector_brings_into_its_blocks",
+        "scheduler/scheduler.py",
+        "self._flush |= self._jobs.fences.conflicts(table[first_computed:])",
+        "self._flush |= self._jobs.fences.conflicts(table[first_computed:] if num_external_tokens else ())",
+        "blocks given to a request that loads nothing from us are not checked against open copies",
+    ),
+    _rule(
+        "F1 vLLM #32255",
+        "test_failures_blocks.py::test_the_late_copy_of_an_aborted_load_lands_in_nobody_elses_blocks",
+        "transfer/engine.py",
+        "self._parked.append((job, time.monotonic() + job.deadline_s))",
+        "self._parked.append((job, time.monotonic() + job.deadline_s));"
+        " self._loads.finished.add(job.request_id)",
+        "a load is reported as ended before its last byte",
+    ),
+    _rule(
+        "F1 vLLM #45357",
+        "test_failures_blocks.py::"
+        "test_a_request_that_ends_while_a_step_of_it_is_under_way_stores_nothing_of_that_step",
+        "scheduler/scheduler.py",
+        "computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens",
+        "computed_tokens = request.num_computed_tokens",
+        "what a step that is under way is writing counts as written",
+    ),
+    _rule(
+        "F1 vLLM #45704",
+        "test_lives.py::test_a_store_goes_out_at_the_start_of_the_step_after_its_forward",
+        "transfer/engine.py",
+        "(ready if job.job_id in step.jobs_to_flush else self._deferred).append(job)",
+        "ready.append(job)",
+        "a store begins before the forward that writes its blocks",
+    ),
+    _rule(
+        "F1 vLLM #47282",
+        "test_lives.py::test_a_load_into_blocks_that_a_store_still_reads_waits_for_that_store_alone",
+        "scheduler/scheduler.py",
+        "after |= self._jobs.fences.conflicts(table[first_new:first_computed])",
+        "after |= set()",
+        "a load is written into blocks that a store still reads",
+    ),
+    _rule(
+        "F2 vLLM #46014",
+        "test_failures_blocks.py::"
+        "test_a_request_preempted_with_a_store_in_flight_comes_back_with_a_hit_on_its_own_prefix",
+        "scheduler/scheduler.py",
+        "restored_tokens = state.local_tokens + num_external_tokens",
+        "restored_tokens = state.local_tokens + num_external_tokens; assert not state.transfer_jobs",
+        "that a request has nothing in flight when it is admitted is taken for granted",
+    ),
+    _rule(
+        "F2 vLLM #49118",
+        "test_lives.py::test_a_request_aborted_before_it_was_scheduled_builds_no_job",
+        "scheduler/scheduler.py",
+        "if state is None or state.load_job is not None or not state.computed or not any(block_ids):",
+        "if state is None or state.load_job is not None or not block_ids[0][0]:",
+        "that a request which ends owns a block is taken for granted",
+    ),
+    _rule(
+        "F2 vLLM #52170",
+        "test_failures_blocks.py::"
+        "test_a_request_that_shares_its_blocks_with_another_connectors_load_is_stored_as_they_fill",
+        "scheduler/scheduler.py",
+        "state.append_blocks(new_block_ids)",
+        "state.append_blocks(())",
+        "what is known of a request's blocks lags its hashes",
+    ),
+    _rule(
+        "F2 vLLM #46027, #47107",
+        "test_lives.py::test_a_finished_request_is_stored_to_its_last_whole_chunk",
+        "scheduler/scheduler.py",
+        "self._stores.plan(state, computed_tokens, now_s, final=True)",
+        "self._stores.plan(state, computed_tokens, now_s, final=False)",
+        "what was generated last is never stored",
+    ),
+)
