@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 from test_found_by_walks import Ordered, held_by_the_sibling
-from test_lives import OTHERS, PROMPT, Build, hit_tokens, push_out, run, stored
+from test_lives import OTHERS, PROMPT, Build, hit_tokens, push_out, run
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
@@ -113,10 +113,16 @@ def test_a_request_that_shares_its_blocks_with_another_connectors_load_is_stored
     # vLLM #52170: all hashes are known when the first blocks come, and the blocks come piece by piece.
     harness = build(siblings=Siblings.BEFORE, budget_tokens=8)
     harness.sibling.chance = Ordered(steps=4)
-    harness.add("brought", PROMPT, 1, **held_by_the_sibling(8))
+    harness.add("brought", PROMPT, 8, **held_by_the_sibling(8))
+    manager = harness.connector._deciding._manager
     for _ in range(3):
         harness.step()
-    assert harness.connector._deciding._manager.used_count == 0, "nothing is there to be stored yet"
+    assert manager.used_count == 0, "nothing is there to be stored yet"
+    harness.store.auto_finish = True
+    step_until(harness, lambda _: len(harness.outputs["brought"]) == 3)
+    assert manager.used_count == 7, "the whole prompt, while its request runs"
     harness.drain()
-    assert harness.outputs["brought"] == PatternModel.answer(PROMPT, 1)
-    assert stored(harness) == 7
+    assert harness.outputs["brought"] == PatternModel.answer(PROMPT, 8)
+    harness.scheduler.reset_prefix_cache()
+    run(harness, "again", PROMPT)
+    assert hit_tokens(harness) == 28

@@ -139,6 +139,10 @@ def test_blocks_and_slots_that_do_not_fit_are_refused() -> None:
             Hop(GPULoadStoreSpec((1, 2, 3, 4, 5), (5,), (1,)), CPULoadStoreSpec((0, 1), (2,))),
             1.0,
         )
+    with pytest.raises(ValueError, match="0 blocks from 0 on do not fit 1 slots"):
+        handler.transfer_async(
+            JobId(0), Hop(GPULoadStoreSpec((), (0,), (0,)), CPULoadStoreSpec((0,), (1,))), 1.0
+        )
     with pytest.raises(ValueError, match="store from"):
         handler.transfer_async(
             JobId(0), Hop(CPULoadStoreSpec((0,), (1,)), GPULoadStoreSpec((1, 2), (2,), (0,))), 1.0

@@ -56,7 +56,7 @@ def plan_copy(
         ids = block_ids[block_at : block_at + block_count]
         index = first_block % group.blocks_per_chunk + np.arange(block_count, dtype=np.int64)
         chunk, block_in_chunk = np.divmod(index, group.blocks_per_chunk)
-        if block_count != len(ids) or (block_count and int(chunk[-1]) + 1 != slot_count):
+        if block_count != len(ids) or (int(chunk[-1]) + 1 if block_count else 0) != slot_count:
             raise ValueError(f"{block_count} blocks from {first_block} on do not fit {slot_count} slots")
         places = pool_address + slots[slot_at : slot_at + slot_count][chunk] * slot_bytes
         # Region after region: along blocks both sides may be contiguous, across regions never.
