@@ -266,11 +266,11 @@ RULES = (
     ),
     _rule(
         "F7 vLLM #45387, #57104",
-        "test_found_by_walks.py::test_requests_whose_loads_failed_together_end",
+        "test_found_by_walks.py::test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed",
         "scheduler/scheduler.py",
-        "if self._unsettled:",
-        "if self._unsettled and state.load_failed:",
-        "others are offered loads for which vLLM keeps no room while one whose load has failed has not run",
+        "self._unsettled.add(request_id)",
+        "self._unsettled.discard(request_id)",
+        "a request whose load has failed, and those behind it, wait for a load that vLLM never admits",
     ),
     _rule(
         "F7 vLLM #44294",
