@@ -97,8 +97,8 @@ RULES = (
         "test_failures_blocks.py::"
         "test_a_request_that_shares_its_blocks_with_another_connectors_load_is_stored_as_they_fill",
         "scheduler/scheduler.py",
-        "state.append_blocks(new_block_ids)",
-        "state.append_blocks(())",
+        "group_state.block_ids.extend(new_block_ids[group.engine_index])",
+        "group_state.block_ids.extend(())",
         "what is known of a request's blocks lags its hashes",
     ),
     _rule(

@@ -7,16 +7,17 @@ import random
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_lives import OTHERS, PROMPT, Build, hit_tokens, push_out, run, stored
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.outputs import ModelRunnerOutput
 
 from kvtide.scheduler import quarantine
 from kvtide.testing import Fate, FaultPlan, FaultyDevice, VirtualClock
 from kvtide.vllm.testing import EngineShape, Harness, ModelEngine
 from kvtide.vllm.testing import shape as shapes
+from kvtide.vllm.testing.groups import GroupShape
 from kvtide.vllm.testing.model import PatternModel
 
 NEVER = Fate("never begins", begin_after_s=float("inf"))
@@ -164,7 +165,7 @@ def test_fifty_requests_do_not_wait_for_a_shared_prefix_longer_than_computing_it
     plan.draw = lambda: fates.pop(0) if fates else Fate("instant")  # type: ignore[method-assign]
     shape = EngineShape(
         1300,
-        (shapes.GroupShape(("layers.0",), 16),),
+        (GroupShape(("layers.0",), 16),),
         asynchronous,
         budget_tokens=2048,
         host_pages=64,
@@ -173,12 +174,13 @@ def test_fifty_requests_do_not_wait_for_a_shared_prefix_longer_than_computing_it
     engine = ModelEngine(tmp_path, shape, lambda rank, direction: FaultyDevice(plan, clock), clock)
     prefix = [(7 * index) % 89 for index in range(10_000)]
 
-    def compute(step: SchedulerOutput) -> ModelRunnerOutput:
+    def plan_and_compute(**arguments: Any) -> SchedulerOutput:
+        step = plan_step(**arguments)
         clock.advance(0.001 + 1e-4 * step.total_num_scheduled_tokens)
-        return execute(step)
+        return step
 
-    execute = engine._execute
-    monkeypatch.setattr(engine, "_execute", compute)
+    plan_step = engine.scheduler.schedule
+    monkeypatch.setattr(engine.scheduler, "schedule", plan_and_compute)
 
     def until(condition: Callable[[], bool]) -> float:
         began_s = clock.monotonic()
