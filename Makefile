@@ -23,7 +23,8 @@ test: setup ## units, the harness around vLLM's real scheduler, and the real eng
 sim: setup ## random walks over vLLM's real schedulers, with faults (STEPS=n, SEED=n)
 	@$(BIN)/python -m kvtide.vllm.testing.sim $(if $(STEPS),--steps $(STEPS),) $(if $(SEED),--seed $(SEED),)
 
-mutants: setup ## the connector broken on purpose, line by line: the simulation has to notice (ONLY=name runs one)
+mutants: setup ## the connector broken on purpose, line by line: tests and simulation have to notice (ONLY=name runs one)
+	$(if $(ONLY),,@$(BIN)/python scripts/rules.py)
 	@$(BIN)/python scripts/mutants.py $(if $(ONLY),--only $(ONLY),)
 
 check: setup ## formatting, lint, types, import contracts

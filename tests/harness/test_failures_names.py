@@ -115,7 +115,8 @@ def test_a_window_is_hit_again_with_and_without_a_draft_group_beside_it(
         groups += (GroupShape(("draft.0",), 4, draft=True),)
     guesses = 2 if with_draft else 0
     runner = Runner.V1_DRAFTING if with_draft else Runner.V1
-    one = engine(EngineShape(65, groups, budget_tokens=16, guesses=guesses, runner=runner, host_pages=16))
+    shape = EngineShape(65, groups, budget_tokens=16, guesses=guesses, runner=runner, host_pages=16)
+    one = engine(replace(shape, settings={"restore_interval": 64}))
     prompt = tokens(41, seed=4)
     assert ask(one, "first", prompt, 2) == 0
     one.scheduler.reset_prefix_cache()
@@ -160,18 +161,23 @@ def test_two_images_behind_equal_placeholders_do_not_share_what_they_keep(
     # LMCache #690
     harness = build()
     expect, hash_blocks = harness.oracle.expect, harness._hasher
+    prompt = [*PROMPT[:4], *[96] * 8, *PROMPT[4:]]
 
-    def image_of(request_id: str) -> str:
-        return request_id.partition(" ")[0]
+    def image_of(request_id: str) -> int:
+        return 90 if request_id.startswith("cat") else 91
 
-    def expect_image(request_id: str, prompt: list[int], max_tokens: int, _: str) -> Any:
-        return expect(request_id, prompt, max_tokens, image_of(request_id))
+    def seen(prompt: list[int], image: int) -> list[int]:
+        """What the model computes with: the image in place of its placeholders."""
+        return [image if token == 96 else token for token in prompt]
+
+    def expect_image(request_id: str, prompt: list[int], *rest: Any) -> Any:
+        return expect(request_id, seen(prompt, image_of(request_id)), *rest)
 
     def hash_with_image(request: Request) -> Any:
         # The engine under test has no encoder: of the image, the request keeps only what it does to hashes.
-        place = PlaceholderRange(offset=0, length=8)
-        feature = MultiModalFeatureSpec(None, "image", image_of(request.request_id), place)
-        request.mm_features = [feature]
+        place = PlaceholderRange(offset=4, length=8)
+        name = str(image_of(request.request_id))
+        request.mm_features = [MultiModalFeatureSpec(None, "image", name, place)]
         try:
             return hash_blocks(request)
         finally:
@@ -179,12 +185,12 @@ def test_two_images_behind_equal_placeholders_do_not_share_what_they_keep(
 
     monkeypatch.setattr(harness.oracle, "expect", expect_image)
     monkeypatch.setattr(harness, "_hasher", hash_with_image)
-    prompt, hits = [7] * 8 + PROMPT, []
+    hits = []
     for name in ("cat 1", "dog 1", "cat 2"):
         harness.scheduler.reset_prefix_cache()
         before = hit_tokens(harness)
         harness.add(name, prompt, 2)
         harness.drain()
         hits.append(hit_tokens(harness) - before)
-        assert harness.outputs[name] == PatternModel.answer(prompt, 2, image_of(name))
-    assert hits == [0, 0, 36]
+        assert harness.outputs[name] == PatternModel.answer(seen(prompt, image_of(name)), 2)
+    assert hits == [0, 4, 36], "what stands before the image is shared"

@@ -79,6 +79,7 @@ def test_requests_whose_loads_failed_together_end(build: Build) -> None:
 def test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed(
     build: Build, defer_limit_s: float
 ) -> None:
+    # vLLM #45387, #57104: requests that wait for loads hold the pool
     # vLLM 0.32 keeps a request whose load has failed, and that owns nothing, in the queue of those that own
     # blocks; while it does not fit, nobody behind it is looked at, and those are who could make room.
     harness = build(num_blocks=19, window_tokens=5, defer_limit_s=defer_limit_s)
@@ -139,6 +140,7 @@ def turn_over_the_device(engine: ModelEngine, fates: list[Fate], fate: Fate, tim
 def test_a_step_waits_for_a_wedged_store_no_longer_than_the_limit(
     engine: ModelEngine, fates: list[Fate]
 ) -> None:
+    # llm-d-kv-cache #457: preemption waited for the queue of stores
     turn_over_the_device(engine, fates, WEDGED, times=1)
     assert 0.2 < engine.longest_hook_s[0] <= 0.2501
 

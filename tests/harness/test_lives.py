@@ -77,6 +77,7 @@ def test_what_was_stored_and_pushed_out_is_loaded_and_right(
 
 
 def test_a_store_goes_out_at_the_start_of_the_step_after_its_forward(build: Build) -> None:
+    # vLLM #45704
     harness = build()
     harness.add("a", PROMPT, 4)
     harness.step()
@@ -146,6 +147,7 @@ def test_waiting_for_another_ones_load_is_bounded_by_the_clock(build: Build) -> 
 
 
 def test_a_load_that_fails_is_computed_and_not_offered_to_that_request_again(build: Build) -> None:
+    # dynamo #15079: it was served with another request's KV
     harness = build()
     run(harness, "first", PROMPT)
     push_out(harness)
@@ -179,6 +181,7 @@ def test_a_store_that_fails_leaves_no_visible_key(build: Build) -> None:
 
 
 def test_a_finished_request_is_stored_to_its_last_whole_chunk(build: Build) -> None:
+    # vLLM #46027, #47107: planned one step late, and with asynchronous scheduling never
     harness = build()
     prompt = PROMPT[:5]
     run(harness, "a", prompt, 12)
@@ -225,6 +228,7 @@ def test_a_wedged_store_never_becomes_visible_and_the_step_goes_on(build: Build)
 
 
 def test_a_load_into_blocks_that_a_store_still_reads_waits_for_that_store_alone(build: Build) -> None:
+    # vLLM #47282
     harness = build(num_blocks=11)
     a_store_that_reads_the_blocks_of_the_next_load(harness)
     harness.add("loader", PROMPT, 1)
@@ -293,6 +297,7 @@ def test_a_request_aborted_in_any_phase_leaves_nothing_behind(build: Build, step
 
 
 def test_a_request_aborted_before_it_was_scheduled_builds_no_job(build: Build) -> None:
+    # vLLM #49118: a pool of 8 blocks, and one request holds it
     harness = build(num_blocks=9)
     harness.add("holder", PROMPT[:26], 4)
     harness.step()
@@ -416,6 +421,7 @@ def test_a_chunk_the_engine_has_in_part_is_loaded_in_part(build: Build) -> None:
 
 
 def test_an_idle_engine_drains_and_then_sleeps(build: Build) -> None:
+    # SGLang PR #20560
     harness = build()
     harness.add("a", PROMPT, 1)
     for _ in range(5):
@@ -430,6 +436,7 @@ def test_an_idle_engine_drains_and_then_sleeps(build: Build) -> None:
 
 
 def test_a_full_store_queue_skips_and_catches_up_later(build: Build) -> None:
+    # llm-d-kv-cache #457: the queue grew to thousands
     harness = build(store_queue=96 * 3)
     harness.add("a", PROMPT, 6)
     for _ in range(4):

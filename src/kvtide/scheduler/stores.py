@@ -152,7 +152,10 @@ class StorePlanner:
     ) -> None:
         """Offer what a later request can use, of what the engine still holds."""
         prompt_tokens, geometry = state.request.num_prompt_tokens, self._config.geometry
-        ends = {geometry.restore_point(tokens) for tokens in (prompt_tokens - 1, prompt_tokens, end_tokens)}
+        # With a drafter the last chunk of a prompt has no name: who asks for the same again ends before it.
+        unnamed = geometry.finest.lookahead_hashes * geometry.finest.tokens_per_hash
+        whole = {prompt_tokens - 1, prompt_tokens, end_tokens}
+        ends = {geometry.restore_point(max(0, end - short)) for end in whole for short in (0, unnamed)}
         first = self._first_held(group_state, group, chunk_count)
         group_state.next_stored_chunk_idx = chunk_count
         state.refused = None
