@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """Take each rule away, one at a time, and see whether its test fails.
 
-``scripts/rules.py`` or ``make mutants``. The table is ``tests/harness/failure_rules.py``: a sample of the field, its test
-and the line of the connector that the test stands on. Each line is broken in a copy of ``src`` and that one test
-runs against the copy. First all tests run against an unchanged copy, and must pass.
+``scripts/rules.py`` or ``make mutants``. The table is ``tests/harness/failure_rules.py``: a sample of the
+field, its test and the line of the connector that the test stands on. Each line is broken in a copy of ``src``
+and that one test runs against the copy. First all tests run against an unchanged copy, and must pass.
 
 Ends with 0 when every test failed without its rule, 1 when not, 2 when the table does not fit the code any
 more, the unchanged code does not pass, or a test cannot even be run.
@@ -25,8 +25,8 @@ ROOT = Path(__file__).resolve().parents[1]
 TESTS = ROOT / "tests" / "harness"
 sys.path[:0] = [str(ROOT / "scripts"), str(TESTS)]
 
-from mutants import SOURCE, OutOfDateError, check_applies, mutate  # noqa: E402
 from failure_rules import RULES, Rule  # noqa: E402
+from mutants import SOURCE, OutOfDateError, check_applies, mutate  # noqa: E402
 
 LIMIT_S = 120.0
 """A test that has not ended by then is ended, and has failed."""
@@ -134,7 +134,9 @@ def _tell(child: Child, code: int) -> None:
     if child.rule is None:
         print(f"unchanged: {child.said()}, {seconds:.0f} s", flush=True)
         return
-    outcome = {PASSED: "DOES NOT FAIL", FAILED: "fails", LATE: "does not end"}.get(code, f"CANNOT RUN ({code})")
+    outcome = {PASSED: "DOES NOT FAIL", FAILED: "fails", LATE: "does not end"}.get(
+        code, f"CANNOT RUN ({code})"
+    )
     said = f": {child.said()[:100]}" if code != PASSED else ""
     print(f"{child.rule.sample}: {child.rule.test}\n    {outcome}{said} ({seconds:.1f} s)", flush=True)
 

@@ -1,7 +1,7 @@
 """Which line of the connector each test of a failure stands on.
 
-Data: a sample of the field, the test that shows the right outcome, and that line, broken. ``scripts/rules.py``
-applies each to a copy of the code and runs the test, which has to fail. Does not know how.
+Data: a sample of the field, the test that shows the right outcome, and that line, broken.
+``scripts/rules.py`` applies each to a copy of the code and runs the test, which has to fail.
 """
 
 import sys
@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
-from mutants import Mutant  # noqa: E402
+from mutants import Mutant
 
 
 @dataclass(frozen=True, slots=True)

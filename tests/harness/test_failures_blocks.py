@@ -1,7 +1,7 @@
 """Failures of the field, F1 and F2: blocks that change owner under a copy, and holes in a request's life.
 
-Each test has in ``failure_rules.py`` the line of the connector without which it fails. Bytes are judged by the model
-engine: whoever reads, loads or finds in a cache what its prefix does not demand, fails the test.
+Each test has in ``failure_rules.py`` the line of the connector without which it fails. Bytes are judged by
+the model engine: whoever reads, loads or finds in a cache what its prefix does not demand, fails the test.
 """
 
 from collections.abc import Callable
@@ -9,13 +9,11 @@ from collections.abc import Callable
 import pytest
 from test_found_by_walks import Ordered, held_by_the_sibling
 from test_lives import OTHERS, PROMPT, Build, hit_tokens, push_out, run
-
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import RequestStatus
 
 from kvtide.vllm.testing import Harness, Siblings
 from kvtide.vllm.testing.model import PatternModel
-
 
 
 def step_until(harness: Harness, condition: Callable[[SchedulerOutput], bool], limit: int = 100) -> None:

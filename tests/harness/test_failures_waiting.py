@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_lives import OTHERS, PROMPT, Build, hit_tokens, push_out, run, stored
+from test_lives import OTHERS, PROMPT, Build, push_out, run, stored
 from vllm.v1.core.sched.output import SchedulerOutput
 
 from kvtide.scheduler import quarantine
