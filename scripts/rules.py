@@ -2,8 +2,8 @@
 """Take each rule away, one at a time, and see whether its test fails.
 
 ``scripts/rules.py`` or ``make mutants``. The table is ``tests/harness/failure_rules.py``: a sample of the
-field, its test and the line of the connector that the test stands on. Each line is broken in a copy of ``src``
-and that one test runs against the copy. First all tests run against an unchanged copy, and must pass.
+field, its test and the line of the connector that the test stands on. Each line is broken in a copy of
+``src`` and that one test runs against the copy. First all tests run against an unchanged copy, and must pass.
 
 Ends with 0 when every test failed without its rule, 1 when not, 2 when the table does not fit the code any
 more, the unchanged code does not pass, or a test cannot even be run.
