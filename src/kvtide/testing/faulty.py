@@ -20,6 +20,13 @@ from kvtide.transfer.plans import CopyPlan
 PIECE_BYTES = 32
 """What a slow copy moves at once: less than a block, so that it can stop within one."""
 
+ENDLESS_WAIT_S = 30.0
+"""Who has waited so long, in one wait after another and without doing anything else, waits for ever."""
+
+
+class EndlessWaitError(AssertionError):
+    """Somebody waits for a copy that will not end. On a virtual clock that would take no time at all."""
+
 
 class Ending(Enum):
     """How a copy ends once it has begun."""
@@ -40,6 +47,7 @@ class Fate:
         ending: How it ends.
         share: Of its pieces, those that are copied before it fails or stalls.
         deaf: Once begun, it does not look at its cancel flag.
+        lasts_s: All its pieces together; None: ``piece_s`` says how long each takes.
     """
 
     kind: str
@@ -48,6 +56,7 @@ class Fate:
     ending: Ending = Ending.DONE
     share: float = 1.0
     deaf: bool = False
+    lasts_s: float | None = None
 
 
 INSTANT = Fate("instant")
@@ -58,6 +67,7 @@ KINDS = (
     "slow",
     "late",
     "deaf",
+    "outlasts",
     "fails unbegun",
     "fails half way",
     "never begins",
@@ -71,14 +81,18 @@ class FaultPlan:
     Args:
         chance: The only source of choice.
         weights: Of the kinds of fate; a kind that is left out does not happen.
+        flush_limit_s: What a copy of kind "outlasts" takes two to ten times as long as.
 
     Attributes:
         weights: May be replaced while copies are under way.
         happened: How often each kind was drawn, and what became of copies.
     """
 
-    def __init__(self, chance: random.Random, weights: Mapping[str, float]) -> None:
+    def __init__(
+        self, chance: random.Random, weights: Mapping[str, float], flush_limit_s: float = 0.25
+    ) -> None:
         self._chance = chance
+        self._flush_limit_s = flush_limit_s
         self.weights = dict(weights)
         self.happened: Counter[str] = Counter()
 
@@ -97,6 +111,9 @@ class FaultPlan:
                 return Fate(kind, chance.expovariate(5.0), piece_s)
             case "deaf":
                 return Fate(kind, begin_s, piece_s, deaf=True)
+            case "outlasts":
+                lasts_s = chance.uniform(2.0, 10.0) * self._flush_limit_s
+                return Fate(kind, begin_s, deaf=True, lasts_s=lasts_s)
             case "fails unbegun":
                 return Fate(kind, begin_s, ending=Ending.FAILED, share=0.0)
             case "fails half way":
@@ -117,6 +134,7 @@ class _Copy:
     begin_by_s: float
     next_s: float
     stop_at: int
+    piece_s: float
     moved: int = 0
     begun: bool = False
     cancelled: bool = False
@@ -136,6 +154,7 @@ class FaultyDevice:
         self._clock = clock
         self._open: dict[JobId, _Copy] = {}
         self._ended: list[CopyOutcome] = []
+        self._waited_s = 0.0  # since somebody did something else
 
     @property
     def open_ids(self) -> list[JobId]:
@@ -153,6 +172,10 @@ class FaultyDevice:
 
     def progress(self) -> None:
         """Move what is due by now."""
+        self._waited_s = 0.0
+        self._progress()
+
+    def _progress(self) -> None:
         if self._open:
             now_s = self._clock.monotonic()
             for copy in list(self._open.values()):
@@ -174,16 +197,19 @@ class FaultyDevice:
 
     def submit(self, job_id: JobId, plan: CopyPlan, deadline_s: float) -> None:
         fate = INSTANT if job_id < 0 else self._plan.draw()  # a negative one is of the self-test
+        self._waited_s = 0.0
         now_s = self._clock.monotonic()
-        pieces = _pieces(plan, PIECE_BYTES if fate.piece_s or fate.share < 1 else 1 << 30)
+        at_once = not fate.piece_s and fate.lasts_s is None and fate.share == 1
+        pieces = _pieces(plan, 1 << 30 if at_once else PIECE_BYTES)
+        piece_s = fate.piece_s if fate.lasts_s is None else fate.lasts_s / max(1, len(pieces))
         begin_s = now_s + fate.begin_after_s
         stop_at = len(pieces) if fate.ending is Ending.DONE else int(fate.share * len(pieces))
-        copy = _Copy(job_id, pieces, fate, now_s, now_s + deadline_s, begin_s, stop_at)
+        copy = _Copy(job_id, pieces, fate, now_s, now_s + deadline_s, begin_s, stop_at, piece_s)
         self._open[job_id] = copy
         self._move(copy, now_s)
 
     def poll(self) -> list[CopyOutcome]:
-        self.progress()
+        self._progress()
         ended, self._ended = self._ended, []
         return ended
 
@@ -194,9 +220,14 @@ class FaultyDevice:
                 self._plan.happened["cancelled begun" if copy.begun else "cancelled unbegun"] += 1
 
     def wait(self, job_ids: Collection[JobId], timeout_s: float) -> bool:
+        """See ``DeviceCopier``.
+
+        Raises:
+            EndlessWaitError: Nothing but waiting has happened for ``ENDLESS_WAIT_S``.
+        """
         until_s = self._clock.monotonic() + timeout_s
         while True:
-            self.progress()
+            self._progress()
             left = [copy for job_id in job_ids if (copy := self._open.get(job_id)) is not None]
             if not left:
                 return True
@@ -204,7 +235,12 @@ class FaultyDevice:
                 self._plan.happened["wait timed out"] += 1
                 return False
             self._plan.happened["waited"] += 1
+            before_s = self._clock.monotonic()
             self._clock.advance_to(min(until_s, *(self._next_change_s(copy) for copy in left)))
+            self._waited_s += self._clock.monotonic() - before_s
+            if self._waited_s > ENDLESS_WAIT_S:
+                waited = [copy.job_id for copy in left]
+                raise EndlessWaitError(f"copies {waited} were waited for {self._waited_s:.0f} s on end")
 
     def close(self) -> None:
         self._open.clear()
@@ -236,7 +272,7 @@ class FaultyDevice:
             ctypes.memmove(target, source, size)
             copy.byte_count += size
             copy.moved += 1
-            copy.next_s += copy.fate.piece_s
+            copy.next_s += copy.piece_s
         if copy.moved < copy.stop_at:
             if copy.cancelled and not copy.fate.deaf:
                 self._end(copy, success=False)
@@ -249,6 +285,8 @@ class FaultyDevice:
 
     def _end(self, copy: _Copy, success: bool) -> None:
         del self._open[copy.job_id]
+        if success and copy.cancelled and copy.fate.lasts_s is not None:
+            self._plan.happened["ended well long after it was cancelled"] += 1
         latency_s = self._clock.monotonic() - copy.submitted_s
         self._ended.append(CopyOutcome(copy.job_id, success, copy.byte_count, latency_s, latency_s))
 

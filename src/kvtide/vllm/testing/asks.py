@@ -96,11 +96,26 @@ class Asker:
             )
             self._stems.append((self._tokens(chance.randrange(self._longest // 2)), identity))
 
+    @property
+    def longest_tokens(self) -> int:
+        """Of a prompt and its answer that fit the device."""
+        return self._longest
+
     def draw(self) -> Ask:
         """Draw one request."""
         ask = self._drawn()
         self._asked.append(ask)
         return ask
+
+    def fillers(self, block_count: int) -> list[Ask]:
+        """Draw new prompts that take so many blocks together, none of them shared."""
+        shape, asks = self._shape, []
+        left = block_count // len(shape.groups) - 1
+        while left > 0:
+            blocks = min(left, self._chance.randrange(1, 8))
+            asks.append(Ask("filler", self._tokens(blocks * shape.tokens_per_block - 1), 2))
+            left -= blocks
+        return asks
 
     def _drawn(self) -> Ask:
         chance, identity = self._chance, Identity()

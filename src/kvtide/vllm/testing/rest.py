@@ -1,15 +1,44 @@
-"""What has to be true of an engine at rest: nothing is left over, and what was stored is hit.
+"""What has to be true of an engine: books that balance, budgets that are kept, nothing left over at rest.
 
 Looks at vLLM's state and at the connector's own account of itself.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import mmap
 
-from kvtide.jobs import PoolReport
-from kvtide.vllm.testing.asks import Ask
+from kvtide.jobs import Direction
+from kvtide.transfer.pool import HostPool
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.promises import LeakError
+from kvtide.vllm.testing.ranks import own_connector
+
+
+def check_books(engine: ModelEngine) -> None:
+    """Check what has to be true at any time.
+
+    Raises:
+        LeakError: Books do not balance, or a budget is exceeded.
+    """
+    try:
+        engine.check()
+    except AssertionError as error:
+        raise LeakError(f"books: {error}") from error
+    deciding, pools = engine.connector._deciding, pools_of(engine)
+    stored = sum(
+        len(chunks.spec.slots)
+        for status in deciding._jobs
+        if status.job.direction is Direction.STORE
+        for chunks in status.held
+    )
+    queued_bytes = stored * sum(pool.slot_bytes for pool in pools)
+    if queued_bytes > engine.shape.settings["store_queue"]:
+        limit = engine.shape.settings["store_queue"]
+        raise LeakError(f"{queued_bytes} bytes of stores are open, {limit} may be")
+    host_bytes, budget = sum(pool.byte_count for pool in pools), host_budget_bytes(engine)
+    if host_bytes > budget:
+        raise LeakError(f"{host_bytes} bytes of host memory are mapped, {budget} may be")
+    capacity, slots = deciding._manager.capacity, min(pool.slot_count for pool in pools)
+    if capacity > slots:
+        raise LeakError(f"{capacity} slots are handed out, the smallest pool has {slots}")
 
 
 def check_rest(engine: ModelEngine) -> None:
@@ -18,10 +47,7 @@ def check_rest(engine: ModelEngine) -> None:
     Raises:
         LeakError: Something is left over; names it.
     """
-    try:
-        engine.check()
-    except AssertionError as error:
-        raise LeakError(f"books at rest: {error}") from error
+    check_books(engine)
     pool = engine.scheduler.kv_cache_manager.block_pool
     left = {
         **engine.describe(),
@@ -36,73 +62,12 @@ def check_rest(engine: ModelEngine) -> None:
             raise LeakError(f"{announced} chunks are announced, {held} are held")
 
 
-@dataclass(frozen=True, slots=True)
-class Revisited:
-    """How it went.
-
-    Attributes:
-        asked: Requests that were asked.
-        hit_tokens: Tokens that came back from host memory.
-    """
-
-    asked: int
-    hit_tokens: int
+def host_budget_bytes(engine: ModelEngine) -> int:
+    """Bytes of host memory that all ranks together may take."""
+    return engine.shape.host_pages * mmap.PAGESIZE * engine.shape.rank_count
 
 
-def revisit(engine: ModelEngine, ask: Ask, settle: Callable[[], None], number: int) -> Revisited:
-    """Ask something until it is stored, empty the device, ask again: it must hit, or nothing was kept.
-
-    Args:
-        engine: At rest, its copies going well.
-        ask: What is asked.
-        settle: Runs the engine to rest.
-        number: Of the first request.
-
-    Raises:
-        LeakError: What was stored was not hit.
-    """
-    settings = engine.shape.settings
-    times = int(settings["store_threshold"])
-    arguments = {
-        name: value
-        for name, value in ask.all_arguments().items()
-        if name in ("lora_request", "cache_salt", "priority")
-    }
-    for time in range(times + 1):
-        engine.scheduler.reset_prefix_cache()
-        before = _hit_tokens(engine)
-        name = f"again{number + time}"
-        engine.add(name, ask.prompt, 1, **arguments)
-        settle()
-        if engine.outputs[name] != ask.answer()[:1]:
-            raise LeakError(f"{name}: {engine.outputs[name]} where {ask.answer()[:1]} was due")
-    hit_tokens = _hit_tokens(engine) - before
-    tokens_per_chunk = engine.shape.tokens_per_block * int(settings["blocks_per_chunk"])
-    chunks = (len(ask.prompt) - 1) // tokens_per_chunk
-    manager = engine.connector._deciding._manager
-    # A pool keeps a part of itself free ahead of time, and a prompt may be longer than the pool.
-    fits = manager.capacity * 39 // 40 - 1
-    # What found the queue of stores full is offered again, but a short request may be gone by then.
-    queue = int(settings["store_queue"]) // (sum(pool.slot_bytes for pool in _pools(engine)))
-    room = min(fits, queue)
-    windows = len(engine.shape.groups) - 1
-    # A group that sees a window is stored block by block.
-    stored = len(ask.prompt) // tokens_per_chunk
-    stored += windows * (len(ask.prompt) // engine.shape.tokens_per_block)
-    if windows and stored > room:
-        chunks = 0  # a point that not all groups could store is none
-    due = min(chunks, room) * tokens_per_chunk
-    if hit_tokens < due:
-        raise LeakError(
-            f"{len(ask.prompt)} tokens were asked {times + 1} times, {hit_tokens} of {due} came from host"
-            f" memory ({manager.used_count} of {manager.capacity} slots used)"
-        )
-    return Revisited(times + 1, hit_tokens)
-
-
-def _pools(engine: ModelEngine) -> list[PoolReport]:
-    return list(engine.connector._deciding._pools.values())
-
-
-def _hit_tokens(engine: ModelEngine) -> int:
-    return int(engine.counted.data.get("hit_tokens|host", 0))
+def pools_of(engine: ModelEngine) -> list[HostPool]:
+    """The host pool of each rank."""
+    workers = [own_connector(rank)._worker for rank in engine.ranks]
+    return [worker._pool for worker in workers if worker is not None]

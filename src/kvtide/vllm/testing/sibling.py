@@ -65,10 +65,14 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     Attributes:
         bring: Writes a load's bytes, the right ones or others; set on a worker before its first step.
         chance: Decides how long a load takes and whether it fails; set with it.
+        fail_share: How often it does.
+        failed_count: How often it did.
     """
 
     bring: Callable[[SiblingLoad, bool], None]
     chance: random.Random
+    fail_share: float = 0.1
+    failed_count: int = 0
 
     def __init__(self, vllm_config: Any, role: Any, kv_cache_config: Any) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
@@ -138,7 +142,8 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._open[request_id] = load, steps - 1
                 continue
             del self._open[request_id]
-            fails = self.chance.random() < 0.1
+            fails = self.chance.random() < self.fail_share
+            self.failed_count += fails
             self.bring(load, not fails)
             results.finished_recving.add(request_id)
             if fails:

@@ -8,18 +8,22 @@ import argparse
 import logging
 import multiprocessing
 import os
+import signal
 import sys
 import time
 import traceback
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtide.testing.faulty import KINDS
 from kvtide.vllm.testing.configuration import CONFIGURATIONS, Configuration, named
-from kvtide.vllm.testing.promises import LeakError, WrongBytesError
-from kvtide.vllm.testing.walk import Report, Walk
+from kvtide.vllm.testing.days import SORTS
+from kvtide.vllm.testing.promises import HangError, LeakError, WrongBytesError
+from kvtide.vllm.testing.report import Report
+from kvtide.vllm.testing.walk import Walk
 
 STEPS = 300_000
 """Of all configurations together: under three minutes on two cores."""
@@ -27,8 +31,12 @@ STEPS = 300_000
 WALK_STEPS = 1250
 """Of one walk, at most; then an engine is built anew."""
 
+STEP_CPU_S = 20.0
+"""A step that computes so long never ends."""
+
 MUST_HAPPEN = (
     *(f"copy: {kind}" for kind in KINDS),
+    *(f"day: {sort}" for sort in SORTS),
     "preemption",
     "flush",
     "job: store",
@@ -40,8 +48,13 @@ MUST_HAPPEN = (
     "past its deadline",
     "wait timed out",
     "released",
+    "ended well long after it was cancelled",
     "slept beside a wedged copy",
+    "load given up",
+    "blocks held behind a wedged load, others ran",
+    "device filled behind a wedged load",
     "asleep",
+    "idle engine drains",
     "abort: waiting",
     "abort: running",
     "abort: preempted",
@@ -49,11 +62,19 @@ MUST_HAPPEN = (
     "reset: device done",
     "reset: device refused",
     "reset: connector",
+    "reset: connector, load under way",
+    "reset: connector, store under way",
+    "new weights",
     "reset: running",
     "reset: running refused",
     "reset: running, device alone",
     "pause: paused_all",
     "pause: paused_new",
+    "sleep: requests aborted",
+    "sleep: requests kept",
+    "sleep: with a load in flight",
+    "sleep: refused",
+    "sibling failed",
     "events about host memory",
     "time jumps",
     "results early",
@@ -62,6 +83,8 @@ MUST_HAPPEN = (
     "ask: repeat",
     "ask: one token",
     "ask: long",
+    "ask: longer than the host pool",
+    "ask: filler",
     "ask: new",
     "ask: prompt_logprobs",
     "ask: skip_reading_prefix_cache",
@@ -73,8 +96,11 @@ MUST_HAPPEN = (
     "engine: sibling after",
     "ask: limits",
     "hit again",
+    "answer hit by the next turn",
     "load checked",
     "cached blocks checked",
+    "stored chunks checked",
+    "books checked",
     "counted: evicted_chunks",
     "counted: failed_load_requests",
     "counted: deferred_lookups",
@@ -135,7 +161,8 @@ def walk(configuration: str, seed: int, steps: int) -> tuple[Report, Failure | N
     try:
         one = Walk(named(configuration), seed)
         report = one.report
-        one.run(steps)
+        with _watched(report):
+            one.run(steps)
     except WrongBytesError as error:
         return report, Failure(configuration, seed, steps, "wrong bytes", _told(error))
     except LeakError as error:
@@ -144,6 +171,26 @@ def walk(configuration: str, seed: int, steps: int) -> tuple[Report, Failure | N
         # An engine that dies leaves every request hanging.
         return report, Failure(configuration, seed, steps, "hangs", _told(error))
     return report, None
+
+
+@contextmanager
+def _watched(report: Report) -> Iterator[None]:
+    """Have a walk end that computes and computes and never comes to its next step."""
+    seen = -1
+
+    def look(number: int, frame: object) -> None:
+        nonlocal seen
+        if report.steps == seen:
+            raise HangError(f"step {seen} has computed for {STEP_CPU_S:.0f} s")
+        seen = report.steps
+
+    before = signal.signal(signal.SIGVTALRM, look)
+    signal.setitimer(signal.ITIMER_VIRTUAL, STEP_CPU_S, STEP_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0.0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def _told(error: Exception) -> str:

@@ -7,69 +7,36 @@ what was just asked has to be hit when it is asked again.
 
 import random
 import tempfile
-from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
-from kvtide.jobs import Direction
+from kvtide.jobs import Direction, JobId
 from kvtide.testing.clock import VirtualClock
-from kvtide.testing.faulty import KINDS, FaultPlan, FaultyDevice
+from kvtide.testing.faulty import EndlessWaitError
 from kvtide.vllm.testing.asks import Ask, Asker
 from kvtide.vllm.testing.configuration import FLUSH_LIMIT_S, Configuration
+from kvtide.vllm.testing.copies import Copies
+from kvtide.vllm.testing.days import Day, draw_day
 from kvtide.vllm.testing.engine import ModelEngine
-from kvtide.vllm.testing.promises import HangError, LeakError
-from kvtide.vllm.testing.ranks import own_metadata
-from kvtide.vllm.testing.rest import check_rest, revisit
+from kvtide.vllm.testing.promises import HangError
+from kvtide.vllm.testing.ranks import own_metadata, siblings_of
+from kvtide.vllm.testing.report import Report
+from kvtide.vllm.testing.resets import Resets
+from kvtide.vllm.testing.rest import check_books, check_rest
+from kvtide.vllm.testing.revisit import Revisit
+from kvtide.vllm.testing.stored import check_stored
 
 QUARANTINE_S = 200.0
 """After so long an idle engine sleeps, whatever a wedged copy does."""
 
-CALM = {"instant": 1.0}
+STARVED_TURNS = 40
+"""So many turns without a token, and with blocks held for a wedged load: there is no room for anybody."""
 
-
-@dataclass(slots=True)
-class Report:
-    """What a walk saw.
-
-    Attributes:
-        steps: Steps of the engine.
-        token_steps: Those that scheduled tokens.
-        requests: Asked.
-        loads: That ended well, whatever the number of ranks.
-        hit_tokens: That came from host memory.
-        happened: Events and faults, by name.
-    """
-
-    steps: int = 0
-    token_steps: int = 0
-    requests: int = 0
-    loads: int = 0
-    hit_tokens: int = 0
-    happened: Counter[str] = field(default_factory=Counter)
-
-    def add(self, other: "Report") -> None:
-        """Add another walk's."""
-        self.steps += other.steps
-        self.token_steps += other.token_steps
-        self.requests += other.requests
-        self.loads += other.loads
-        self.hit_tokens += other.hit_tokens
-        self.happened.update(other.happened)
-
-    @property
-    def faults(self) -> int:
-        """Copies that did not simply go well, and answers that were late."""
-        harmless = {"copy: instant", "copy: quick"}
-        return sum(
-            count
-            for name, count in self.happened.items()
-            if (name.startswith("copy: ") and name not in harmless)
-            or name in ("late answer", "sibling failed")
-        )
+OUTSIDE = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
+"""Of requests that own no blocks and await no load."""
 
 
 class Walk:
@@ -84,19 +51,35 @@ class Walk:
         self._chance = random.Random(f"{configuration.name} {seed}")
         self.shape = configuration.shape(self._chance)
         self.clock = VirtualClock()
-        self.plan = FaultPlan(random.Random(self._chance.random()), CALM)
-        self.copiers: dict[tuple[int, Direction], FaultyDevice] = {}
+        self.copies = Copies(random.Random(self._chance.random()), self.clock, FLUSH_LIMIT_S)
         with tempfile.TemporaryDirectory() as folder:
             self.engine = ModelEngine(
-                Path(folder), self.shape, self._copier, self.clock, random.Random(self._chance.random())
+                Path(folder), self.shape, self.copies.copier, self.clock, random.Random(self._chance.random())
             )
         self.engine.runner.between = self._between
         self.report = Report()
         self._asker = Asker(random.Random(self._chance.random()), self.shape)
         self._asked: dict[str, Ask] = {}
         self._aborted: set[str] = set()
-        self._rates: dict[Callable[[], None], float] = {}
-        self._reset_at = 0
+        self._given_up: set[JobId] = set()
+        self._idle_turns = 0  # in a row that have computed nothing
+        happened = self.report.happened
+        self.resets = Resets(self.engine, self.copies, happened, self._chance, self._turn)
+        self._day = draw_day(self._chance)
+        self._actions: dict[str, Callable[[], None]] = {
+            "abort": self._abort,
+            "forget device": self.resets.device,
+            "reset": self.resets.connector,
+            "reset running": self.resets.running,
+            "forget running": self.resets.running_device_alone,
+            "pause": self._pause,
+            "sleep": lambda: self.resets.sleep(self._aborted),
+            "jump": self._jump,
+            "update early": self._update_early,
+            "check device": self._check_device,
+            "check books": self._check_books,
+            "check host": self._check_host,
+        }
 
     def run(self, steps: int) -> Report:
         """Walk for about so many steps.
@@ -108,7 +91,9 @@ class Walk:
         """
         try:
             while self.report.steps < steps:
-                self._day(min(self._chance.randrange(60, 400), steps - self.report.steps))
+                self._live(min(self._chance.randrange(60, 400), steps - self.report.steps))
+        except EndlessWaitError as error:
+            raise HangError(str(error)) from error
         finally:
             self._count()
             self.engine.close()
@@ -116,117 +101,135 @@ class Walk:
 
     # -- a day ------------------------------------------------------------------------------------------
 
-    def _day(self, steps: int) -> None:
+    def _live(self, steps: int) -> None:
         chance = self._chance
         self._asker.new_day()
-        self.plan.weights = _weights(chance)
-        self.engine.answers.late_share = chance.choice((0.0, 0.05, 0.3))
-        crowd = chance.choice((3, 6, 10))
-        # Not every day has everything: what is rare beside much else is frequent beside little.
-        self._rates = {
-            self._abort: chance.choice((0.0, 0.02, 0.1)),
-            self._forget_device: chance.choice((0.0, 0.01, 0.05)),
-            self._reset: chance.choice((0.0, 0.0, 0.003, 0.02)),
-            self._reset_running: chance.choice((0.0, 0.0, 0.003, 0.02)),
-            self._forget_running: chance.choice((0.0, 0.01, 0.05)),
-            self._pause: chance.choice((0.0, 0.0, 0.0, 0.02)),
-            self._jump: chance.choice((0.0, 0.01, 0.05)),
-            self._check_bytes: 0.03,
-            self._check_books: 0.06,
-            self._update_early: chance.choice((0.0, 0.3)) if self.shape.asynchronous else 0.0,
-        }
+        self._begin(draw_day(chance))
         end = self.report.steps + steps
-        while self.report.steps < end:
+        while self.report.steps < end and not self._starved:
             live = len(self.engine.scheduler.requests)
-            if live < crowd and chance.random() < 0.7 / (1 + live / 3):
-                self._ask()
-            for action, rate in self._rates.items():
+            if live < self._day.crowd and chance.random() < 0.7 / (1 + live / 3):
+                self._ask(self._asker.draw())
+            for name, rate in self._day.rates.items():
                 if rate and chance.random() < rate:
-                    action()
+                    self._actions[name]()
             self._turn(chance.expovariate(1000.0))
         self._rest()
+
+    def _begin(self, day: Day) -> None:
+        self._day = day
+        self.report.happened[f"day: {day.sort}"] += 1
+        self.copies.go_like(day.copies)
+        self.engine.answers.late_share = day.late_share
+        for sibling in siblings_of(self.engine.ranks):
+            sibling.fail_share = day.fail_share
 
     def _turn(self, pause_s: float) -> None:
         """Let some time pass, and the engine take a step if it would."""
         self.clock.advance(pause_s)
-        engine = self.engine
-        if engine.scheduler.has_requests():
-            step = engine.step()
-            self.report.steps += 1
-            self.report.token_steps += step.total_num_scheduled_tokens > 0
-            happened = self.report.happened
-            happened["preemption"] += len(step.preempted_req_ids or ())
-            metadata = own_metadata(step.kv_connector_metadata)
-            happened["flush"] += len(metadata.jobs_to_flush)
-            for job in metadata.jobs:
-                happened[f"job: {job.direction.value}"] += 1
-                happened["load behind a store"] += bool(job.after)
-        elif not engine.update():
+        if self.engine.scheduler.has_requests():
+            self._step()
+        elif not self.engine.update():
             self.report.steps += 1  # asleep: nothing moves but copies
             self.report.happened["asleep"] += 1
             self._between()
-        took_s, hook = engine.longest_hook_s
+        took_s, hook = self.engine.longest_hook_s
         if took_s > FLUSH_LIMIT_S + 1e-6:
             raise HangError(f"{hook} waited {took_s:.3f} s, where {FLUSH_LIMIT_S} s are allowed")
 
+    def _step(self) -> None:
+        report, happened = self.report, self.report.happened
+        happened["idle engine drains"] += not self.engine.scheduler.requests
+        step = self.engine.step()
+        scheduled = step.total_num_scheduled_tokens > 0
+        report.steps += 1
+        report.token_steps += scheduled
+        self._idle_turns = 0 if scheduled else self._idle_turns + 1
+        happened["preemption"] += len(step.preempted_req_ids or ())
+        metadata = own_metadata(step.kv_connector_metadata)
+        happened["flush"] += len(metadata.jobs_to_flush)
+        for job in metadata.jobs:
+            happened[f"job: {job.direction.value}"] += 1
+            happened["load behind a store"] += bool(job.after)
+        self.resets.look_at(step, metadata)
+        happened["load given up"] += len(metadata.jobs_to_give_up)
+        self._given_up |= metadata.jobs_to_give_up
+        if self._given_up:
+            self._given_up &= self.copies.stuck(Direction.LOAD)
+            happened["blocks held behind a wedged load, others ran"] += bool(self._given_up) and scheduled
+
+    # -- rest -------------------------------------------------------------------------------------------
+
     def _rest(self) -> None:
         """Let everything end, in stages, and look at what is left."""
-        engine = self.engine
         self._come_to_rest(stuck=True)
-        if self._only_stuck_copies() and self._stuck():
+        if self.copies.stuck(Direction.LOAD):
+            self._fill_behind_wedged_loads()
+        if not self.engine.scheduler.requests and self.copies.only_stuck and self.copies.any_stuck:
             self.clock.advance(QUARANTINE_S)
-            if engine.scheduler.has_requests():
+            if self.engine.scheduler.has_requests():
                 raise HangError("an idle engine is kept awake by a copy that never ends")
             self.report.happened["slept beside a wedged copy"] += 1
-        for copier in self.copiers.values():
-            copier.release()
-        self.plan.weights = CALM
-        engine.answers.late_share = 0.0
-        self._ask()  # wakes an engine that sleeps, so that late answers are heard
+        self.copies.release()
+        self.copies.go_like({})
+        self.engine.answers.late_share = 0.0
+        self._ask(self._asker.draw())  # wakes an engine that sleeps, so that late answers are heard
         self._come_to_rest(stuck=False)
         self._check_answers()
-        self._check_bytes()
-        check_rest(engine)
+        self._check_device()
+        check_rest(self.engine)
+        self._check_host()
         self._revisit()
+        self._check_host()
         self._asked.clear()
         self._aborted.clear()
-        engine.forget()
+        self.engine.forget()
+
+    def _fill_behind_wedged_loads(self) -> None:
+        """Have every block used that is not held; what the copies write late must land in none of them."""
+        self.copies.go_like({})
+        pool = self.engine.scheduler.kv_cache_manager.block_pool
+        for _ in range(3):
+            free = pool.get_num_free_blocks()
+            self.report.happened["device filled behind a wedged load"] += 1
+            for ask in self._asker.fillers(free):
+                self._ask(ask)
+            if self._chance.random() < 0.3:
+                return  # the copies end while these run
+            self._come_to_rest(stuck=True)
 
     def _come_to_rest(self, stuck: bool) -> None:
         """Step until the engine sleeps; with ``stuck``, until nothing but copies that never end is left."""
         engine = self.engine
         left = sum(self._asked[name].max_tokens + 60 for name in engine.scheduler.requests)
-        quiet = 0
-        for turn in range(2 * left + 400):
+        quiet, pause_s = 0, 0.005
+        for _ in range(2 * left + 400):
             if not engine.busy:
                 return
-            quiet = quiet + 1 if stuck and self._only_stuck_copies() else 0
+            if stuck and self._starved:
+                self.report.happened["starved by a wedged load"] += 1
+                return
+            nothing_else = stuck and not engine.scheduler.requests and self.copies.only_stuck
+            quiet = quiet + 1 if nothing_else else 0
             if quiet > 5:
                 return
+            self._turn(pause_s)
             # Ever longer pauses: nothing waits for ever but what is stuck.
-            self._turn(self._chance.expovariate(200.0) * (1 + turn / 50))
+            pause_s = min(2.0, 1.5 * pause_s + 0.001) if self._idle_turns else self._chance.expovariate(200.0)
         waiting = {
             name: RequestStatus(request.status).name for name, request in engine.scheduler.requests.items()
         }
-        if stuck and self._starved(set(waiting.values())):
-            self.report.happened["starved by a wedged load"] += 1
-            return
-        copies = {f"{rank} {way.value}": one.open_ids for (rank, way), one in self.copiers.items()}
-        raise HangError(f"not at rest: requests {waiting}, copies {copies}, books {engine.describe()}")
+        books = engine.describe()
+        raise HangError(f"not at rest: requests {waiting}, copies {self.copies.describe()}, books {books}")
 
-    def _starved(self, statuses: set[str]) -> bool:
-        """Whether they may wait: blocks are held for a load that never ends, and nobody awaits a load."""
+    @property
+    def _starved(self) -> bool:
+        """Whether all may wait: blocks are held for loads that were given up, and nobody awaits a load."""
+        if self._idle_turns < STARVED_TURNS or not self._given_up:
+            return False
         pool = self.engine.scheduler.kv_cache_manager.block_pool
         held = pool.get_num_free_blocks() < self.shape.num_blocks - 1
-        return self._stuck(Direction.LOAD) and held and statuses <= {"WAITING", "PREEMPTED"}
-
-    def _only_stuck_copies(self) -> bool:
-        if self.engine.scheduler.requests:
-            return False
-        return all(one.open_ids == one.stuck_ids for one in self.copiers.values())
-
-    def _stuck(self, direction: Direction | None = None) -> bool:
-        return any(one.stuck_ids for (_, way), one in self.copiers.items() if direction in (None, way))
+        return held and {one.status for one in self.engine.scheduler.requests.values()} <= OUTSIDE
 
     def _check_answers(self) -> None:
         if self.engine.errors:
@@ -239,11 +242,12 @@ class Walk:
     def _revisit(self) -> None:
         candidates = [name for name in self._asked if name not in self._aborted]
         ask = self._asked[self._chance.choice(candidates)] if candidates else self._asker.draw()
-        before = self.report.requests
-        hits = revisit(self.engine, ask, self._settle, before)
+        hits = Revisit(self.engine, ask, self._settle, self.report.requests).run(self._asker.longest_tokens)
         self.report.requests += hits.asked
-        self.report.happened["hit again"] += hits.hit_tokens > 0
-        self.report.happened["revisit"] += 1
+        happened = self.report.happened
+        happened["revisit"] += 1
+        happened["hit again"] += hits.hit_tokens > 0
+        happened["answer hit by the next turn"] += hits.turn_hit_tokens > 0
 
     def _settle(self) -> None:
         for _ in range(2000):
@@ -254,14 +258,17 @@ class Walk:
 
     # -- what happens -----------------------------------------------------------------------------------
 
-    def _ask(self) -> None:
-        ask = self._asker.draw()
+    def _ask(self, ask: Ask) -> None:
         name = f"r{self.report.requests}"
         self.report.requests += 1
         self._asked[name] = ask
-        self.report.happened[f"ask: {ask.kind}"] += 1
+        happened = self.report.happened
+        happened[f"ask: {ask.kind}"] += 1
         for trait in ask.traits():
-            self.report.happened[f"ask: {trait}"] += 1
+            happened[f"ask: {trait}"] += 1
+        tokens_per_slot = self.shape.tokens_per_block * int(self.shape.settings["blocks_per_chunk"])
+        slots = self.engine.connector._deciding._manager.capacity
+        happened["ask: longer than the host pool"] += len(ask.prompt) > slots * tokens_per_slot
         self.engine.add(name, ask.prompt, ask.max_tokens, **ask.all_arguments())
 
     def _abort(self) -> None:
@@ -273,28 +280,6 @@ class Walk:
             self._aborted.add(name)
             self.engine.abort(name)
 
-    def _forget_device(self) -> None:
-        done = self.engine.scheduler.reset_prefix_cache()
-        self.report.happened[f"reset: device {'done' if done else 'refused'}"] += 1
-
-    def _reset(self) -> None:
-        self.engine.scheduler.reset_prefix_cache(reset_connector=True)
-        self.report.happened["reset: connector"] += 1
-
-    def _reset_running(self, reset_connector: bool = True) -> None:
-        try:
-            self.engine.scheduler.reset_prefix_cache(True, reset_connector)
-        except RuntimeError as error:
-            # vLLM's own refusal, while a load or a step under way holds blocks.
-            if "Failed to reset KV cache" not in str(error):
-                raise
-            self.report.happened["reset: running refused"] += 1
-        else:
-            self.report.happened["reset: running" if reset_connector else "reset: running, device alone"] += 1
-
-    def _forget_running(self) -> None:
-        self._reset_running(reset_connector=False)
-
     def _pause(self) -> None:
         state = self._chance.choice((PauseState.PAUSED_ALL, PauseState.PAUSED_NEW))
         self.engine.scheduler.set_pause_state(state)
@@ -304,36 +289,32 @@ class Walk:
         self.engine.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _jump(self) -> None:
-        self.clock.advance(self._chance.choice((0.03, 0.3, 3.0)))
+        self.clock.advance(self._chance.choice(self._day.jumps_s))
         self.report.happened["time jumps"] += 1
 
-    def _check_bytes(self) -> None:
+    def _update_early(self) -> None:
+        if self.shape.asynchronous:
+            self.report.happened["results early"] += self.engine.update()
+
+    def _check_device(self) -> None:
         self.report.happened["cached blocks checked"] += self.engine.check_cached()
+
+    def _check_host(self) -> None:
+        self.report.happened["stored chunks checked"] += check_stored(self.engine)
 
     def _check_books(self) -> None:
         self.report.happened["books checked"] += 1
-        try:
-            self.engine.check()
-        except AssertionError as error:
-            raise LeakError(f"books: {error}") from error
-
-    def _update_early(self) -> None:
-        self.report.happened["results early"] += self.engine.update()
-
-    # -- copies -----------------------------------------------------------------------------------------
-
-    def _copier(self, rank: int, direction: Direction) -> FaultyDevice:
-        return self.copiers.setdefault((rank, direction), FaultyDevice(self.plan, self.clock))
+        check_books(self.engine)
 
     def _between(self) -> None:
         self.clock.advance(0.0001)
-        for copier in self.copiers.values():
-            copier.progress()
+        self.copies.progress()
 
     def _count(self) -> None:
         report, engine = self.report, self.engine
-        report.happened.update(self.plan.happened)
+        report.happened.update(self.copies.happened())
         report.happened["late answer"] += engine.answers.late_count
+        report.happened["sibling failed"] += sum(one.failed_count for one in siblings_of(engine.ranks))
         if engine.ledger is not None:
             report.happened["events about host memory"] += engine.ledger.event_count
         report.happened["engine: window"] += len(self.shape.groups) > 1
@@ -344,14 +325,3 @@ class Walk:
                 report.happened[f"counted: {name.rstrip('|')}"] += int(value)
         report.loads = int(engine.counted.data.get("transfers|load", 0)) // self.shape.rank_count
         report.hit_tokens = int(engine.counted.data.get("hit_tokens|host", 0))
-
-
-def _weights(chance: random.Random) -> dict[str, float]:
-    """Draw what today's copies are like: mostly well, or mostly one kind of trouble."""
-    rare = {"never begins": 0.02, "never ends": 0.004}
-    weights = {kind: chance.choice((0.0, 0.3, 1.0)) * rare.get(kind, 0.15) for kind in KINDS}
-    weights["instant"] = chance.choice((0.1, 1.0))
-    weights["quick"] = chance.choice((0.3, 1.0))
-    if chance.random() < 0.2:
-        weights[chance.choice(KINDS[:-2])] = 3.0
-    return weights

@@ -1,0 +1,106 @@
+"""What a day of a walk is like: how copies go, how often something happens, how many requests there are.
+
+Not every day has everything: what is rare beside much else is frequent beside little. Knows names and
+numbers; does not know an engine.
+"""
+
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from kvtide.jobs import Direction
+from kvtide.testing.faulty import KINDS
+
+SORTS = {"mixed": 0.55, "loads wedge": 0.15, "loads fail": 0.18, "stores outlast": 0.12}
+"""Sorts of days, and their shares."""
+
+NEVER = frozenset({"never begins", "never ends"})
+
+
+@dataclass(frozen=True, slots=True)
+class Day:
+    """One day.
+
+    Attributes:
+        sort: One of ``SORTS``.
+        copies: Weights of kinds of copies, by direction.
+        rates: How often, per step, something happens, by name.
+        jumps_s: By how much time may jump.
+        late_share: Of the answers of ranks.
+        fail_share: Of another connector's loads.
+        crowd: Requests at a time.
+    """
+
+    sort: str
+    copies: Mapping[Direction, Mapping[str, float]]
+    rates: Mapping[str, float]
+    jumps_s: tuple[float, ...] = (0.03, 0.3, 3.0)
+    late_share: float = 0.0
+    fail_share: float = 0.1
+    crowd: int = field(default=6)
+
+
+def draw_day(chance: random.Random) -> Day:
+    """Draw a day."""
+    sort = chance.choices(list(SORTS), list(SORTS.values()))[0]
+    weights = _mixed(chance)
+    stores: Mapping[str, float] = weights
+    loads: Mapping[str, float] = weights
+    rates = _rates(chance)
+    jumps_s: tuple[float, ...] = (0.03, 0.3, 3.0)
+    fail_share = 0.1
+    match sort:
+        case "loads wedge":
+            stores, loads = _mostly_well(chance), {"quick": 1.0, "slow": 0.2, "never ends": 0.06}
+            # A load is given up some seconds after its deadline.
+            rates |= {"forget running": 0.04, "jump": 0.03}
+            jumps_s = (0.3, 3.0, 6.0, 8.0)
+        case "loads fail":
+            share = chance.choice((0.2, 0.6))
+            stores = _mostly_well(chance)
+            loads = {"quick": 1.0, "slow": 0.4, "late": 0.2, "fails unbegun": share, "fails half way": share}
+            rates |= {"forget running": 0.06}
+            fail_share = 0.5
+        case "stores outlast":
+            stores = {"instant": 0.5, "quick": 0.5, "outlasts": chance.choice((0.1, 0.4))}
+    return Day(
+        sort,
+        {Direction.STORE: stores, Direction.LOAD: loads},
+        rates,
+        jumps_s,
+        chance.choice((0.0, 0.05, 0.3)),
+        fail_share,
+        chance.choice((3, 6, 10)),
+    )
+
+
+def _rates(chance: random.Random) -> dict[str, float]:
+    return {
+        "abort": chance.choice((0.0, 0.02, 0.1)),
+        "forget device": chance.choice((0.0, 0.01, 0.05)),
+        "reset": chance.choice((0.0, 0.0, 0.003, 0.02)),
+        "reset running": chance.choice((0.0, 0.0, 0.003, 0.02)),
+        "forget running": chance.choice((0.0, 0.01, 0.05)),
+        "pause": chance.choice((0.0, 0.0, 0.0, 0.02)),
+        "sleep": chance.choice((0.0, 0.0, 0.0, 0.01)),
+        "jump": chance.choice((0.0, 0.01, 0.05)),
+        "update early": chance.choice((0.0, 0.3)),
+        "check device": 0.03,
+        "check books": 0.06,
+        "check host": 0.01,
+    }
+
+
+def _mixed(chance: random.Random) -> dict[str, float]:
+    """Draw what copies are like: mostly well, or mostly one kind of trouble."""
+    rare = {"never begins": 0.02, "never ends": 0.004, "outlasts": 0.03}
+    weights = {kind: chance.choice((0.0, 0.3, 1.0)) * rare.get(kind, 0.15) for kind in KINDS}
+    weights["instant"] = chance.choice((0.1, 1.0))
+    weights["quick"] = chance.choice((0.3, 1.0))
+    if chance.random() < 0.2:
+        weights[chance.choice([kind for kind in KINDS if kind not in NEVER])] = 3.0
+    return weights
+
+
+def _mostly_well(chance: random.Random) -> dict[str, float]:
+    return {"instant": chance.choice((0.1, 1.0)), "quick": 1.0, "slow": 0.2, "fails half way": 0.05}

@@ -1,0 +1,133 @@
+"""Whether what was asked is hit when it is asked again, or a cache is only ever written.
+
+Asks an engine at rest, empties its device and asks again; counts what came from host memory against what has
+to. Knows how many tokens a prompt, an answer and a chunk have; does not know where chunks are.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from kvtide.vllm.testing.asks import Ask
+from kvtide.vllm.testing.engine import ModelEngine
+from kvtide.vllm.testing.model import PatternModel
+from kvtide.vllm.testing.promises import HangError, LeakError
+from kvtide.vllm.testing.rest import pools_of
+
+
+@dataclass(frozen=True, slots=True)
+class Revisited:
+    """How it went.
+
+    Attributes:
+        asked: Requests that were asked.
+        hit_tokens: Tokens of the prompt that came back from host memory.
+        turn_hit_tokens: Tokens beyond the prompt that the next turn of the session got back.
+    """
+
+    asked: int
+    hit_tokens: int
+    turn_hit_tokens: int
+
+
+class Revisit:
+    """Asks one thing again and again.
+
+    Args:
+        engine: At rest, its copies going well.
+        ask: What is asked.
+        settle: Runs the engine to rest.
+        number: Of the first request, for its name.
+    """
+
+    def __init__(self, engine: ModelEngine, ask: Ask, settle: Callable[[], None], number: int) -> None:
+        self._engine = engine
+        self._ask = ask
+        self._settle = settle
+        self._number = number
+        self._asked = 0
+        settings = engine.shape.settings
+        self._times = int(settings["store_threshold"])
+        self._windows = len(engine.shape.groups) - 1
+        self._tokens_per_chunk = engine.shape.tokens_per_block * int(settings["blocks_per_chunk"])
+        # A pool keeps a part of itself free ahead of time, and a prompt may be longer than the pool.
+        self._fits = engine.connector._deciding._manager.capacity * 39 // 40 - 1
+        # What found the queue of stores full is offered again, but a short request may be gone by then.
+        self._queue = int(settings["store_queue"]) // sum(pool.slot_bytes for pool in pools_of(engine))
+
+    def run(self, longest_tokens: int) -> Revisited:
+        """Ask the prompt until it is stored and again; then with an answer, and for what follows that.
+
+        Args:
+            longest_tokens: Of a prompt and its answer that fit the device.
+
+        Raises:
+            LeakError: What was stored was not hit.
+            HangError: A token was wrong.
+        """
+        prompt = self._ask.prompt
+        for _ in range(self._times):
+            self._hits(prompt, 1)
+        hit_tokens = self._hits(prompt, 1)
+        self._demand("prompt", hit_tokens, self._due_of_prompt(len(prompt)))
+        count = min(2 * self._tokens_per_chunk + 3, longest_tokens - len(prompt) - 2)
+        if count < 2:
+            return Revisited(self._asked, hit_tokens, 0)
+        for _ in range(self._times):
+            self._hits(prompt, count)
+        turn = prompt + PatternModel.answer(prompt, count, self._ask.identity.name) + [1]
+        turn_hit_tokens = self._hits(turn, 1)
+        self._demand("next turn", turn_hit_tokens, self._due_of_turn(len(prompt), count))
+        return Revisited(self._asked, hit_tokens, max(0, turn_hit_tokens - len(prompt)))
+
+    def _hits(self, prompt: list[int], count: int) -> int:
+        """Ask with an empty device; count the tokens that came from host memory."""
+        engine, name = self._engine, f"again{self._number + self._asked}"
+        self._asked += 1
+        engine.scheduler.reset_prefix_cache()
+        before = _hit_tokens(engine)
+        arguments = {
+            name: value
+            for name, value in self._ask.all_arguments().items()
+            if name in ("lora_request", "cache_salt", "priority")
+        }
+        engine.add(name, prompt, count, **arguments)
+        self._settle()
+        due = PatternModel.answer(prompt, count, self._ask.identity.name)
+        if engine.outputs[name] != due:
+            raise HangError(f"{name}: {engine.outputs[name]} where {due} was due")
+        return _hit_tokens(engine) - before
+
+    def _due_of_prompt(self, prompt_tokens: int) -> int:
+        chunks = (prompt_tokens - 1) // self._tokens_per_chunk
+        room = min(self._fits, self._queue)
+        if self._windows and self._stored(prompt_tokens) > room:
+            return 0  # a point that not all groups could store is none
+        return min(chunks, room) * self._tokens_per_chunk
+
+    def _due_of_turn(self, prompt_tokens: int, count: int) -> int:
+        # The last token has no KV; with asynchronous scheduling the one before it may be under way.
+        computed = prompt_tokens + count - 1 - self._engine.shape.asynchronous
+        if self._stored(computed) > min(self._fits, self._queue):
+            # How the rest of a full pool or queue is shared is nobody's promise.
+            return 0 if self._windows else self._due_of_prompt(prompt_tokens)
+        if self._windows or self._engine.shape.settings["offload_prompt_only"]:
+            # Behind a window of what is generated blocks are gone before anything is stored.
+            return self._due_of_prompt(prompt_tokens)
+        return computed // self._tokens_per_chunk * self._tokens_per_chunk
+
+    def _stored(self, tokens: int) -> int:
+        """Chunks of all groups; one that sees a window is stored block by block."""
+        stored = tokens // self._tokens_per_chunk
+        return stored + self._windows * (tokens // self._engine.shape.tokens_per_block)
+
+    def _demand(self, what: str, hit_tokens: int, due: int) -> None:
+        if hit_tokens < due:
+            manager = self._engine.connector._deciding._manager
+            raise LeakError(
+                f"{what} of a session of {len(self._ask.prompt)} tokens: {hit_tokens} of {due} came from host"
+                f" memory ({manager.used_count} of {manager.capacity} slots used)"
+            )
+
+
+def _hit_tokens(engine: ModelEngine) -> int:
+    return int(engine.counted.data.get("hit_tokens|host", 0))

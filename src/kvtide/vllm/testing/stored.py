@@ -1,0 +1,101 @@
+"""Whether what lies in host memory is what its names demand, whoever may load it or not.
+
+Each chunk that can be read is laid out on the device for a moment, as a load would, so that the oracle
+judges it as it judges the engine's own cache; then the device gets back what it held. The connector says
+which chunks those are and where; what they have to be is the oracle's business.
+"""
+
+import ctypes
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, ids
+from kvtide.manager.cpu import HOST
+from kvtide.manager.residency import ABSENT
+from kvtide.transfer.engine import OffloadingWorker
+from kvtide.transfer.plans import plan_copy
+from kvtide.vllm.testing.engine import ModelEngine
+from kvtide.vllm.testing.promises import LeakError, WrongBytesError
+from kvtide.vllm.testing.ranks import own_connector
+
+
+def check_stored(engine: ModelEngine) -> int:
+    """Check every chunk that can be read from host memory, on every rank.
+
+    Returns:
+        Chunks looked at.
+
+    Raises:
+        WrongBytesError: One does not hold what its name stands for.
+        LeakError: One is of nobody who has ever asked.
+    """
+    engine.note_hashes()
+    checked = 0
+    for group_index, geometry in enumerate(engine.connector._geometry.groups):
+        chunks = list(_ready(engine, group_index))
+        at_once = (engine.shape.num_blocks - 1) // geometry.blocks_per_chunk
+        for begin in range(0, len(chunks), at_once):
+            _check(engine, group_index, chunks[begin : begin + at_once])
+        checked += len(chunks)
+    return checked
+
+
+def _ready(engine: ModelEngine, group_index: int) -> Iterator[tuple[bytes, int]]:
+    """Name the chunks of a group that can be read: the hash of its last block, and its slot."""
+    manager = engine.connector._deciding._manager
+    catalog = manager._catalog
+    row, have = catalog._slots[group_index], catalog._have[group_index]  # the host is the first tier
+    assert HOST == 0
+    for node in catalog.tree.nodes():
+        count, entry, width = have[node], catalog.tree.entry[node], catalog.tree.width
+        hashes = catalog.tree.hashes(node, 0, count)
+        for index in np.flatnonzero(row[entry : entry + count] != ABSENT).tolist():
+            yield hashes[index * width : (index + 1) * width], int(row[entry + index])
+
+
+def _check(engine: ModelEngine, group_index: int, chunks: list[tuple[bytes, int]]) -> None:
+    blocks_per_chunk = engine.connector._geometry.groups[group_index].blocks_per_chunk
+    cached: dict[int, bytes] = {}
+    for place, (name, slot) in enumerate(chunks):
+        hashes = engine.oracle.hashes_up_to(name, blocks_per_chunk)
+        if hashes is None:
+            raise LeakError(f"group {group_index}, slot {slot}: nobody has asked for {name.hex()}")
+        cached.update(zip(_blocks(place, blocks_per_chunk), hashes, strict=True))
+    slots = [slot for _, slot in chunks]
+    with engine.memory.put_back():
+        for rank in engine.ranks:
+            worker = own_connector(rank)._worker
+            assert worker is not None
+            _lay_out(worker, group_index, slots, list(cached))
+        try:
+            engine.oracle.check_cached(group_index, cached)
+        except WrongBytesError as error:
+            # Blocks are handed out from the first one on: block b is of the chunk b says.
+            raise WrongBytesError(f"host memory, group {group_index}, slots {slots}: {error}") from error
+
+
+def _blocks(place: int, blocks_per_chunk: int) -> range:
+    # Block 0 is nobody's.
+    return range(1 + place * blocks_per_chunk, 1 + (place + 1) * blocks_per_chunk)
+
+
+def _lay_out(worker: OffloadingWorker, group_index: int, slots: list[int], block_ids: list[int]) -> None:
+    handler: Any = worker._handlers[Direction.LOAD]
+    groups = len(handler._groups)
+
+    def of_this_group(count: int) -> tuple[int, ...]:
+        return tuple(count if index == group_index else 0 for index in range(groups))
+
+    plan = plan_copy(
+        handler._groups,
+        handler._pool.address,
+        handler._pool.slot_bytes,
+        GPULoadStoreSpec(ids(block_ids), of_this_group(len(block_ids)), of_this_group(0)),
+        CPULoadStoreSpec(ids(slots), of_this_group(len(slots))),
+        Direction.LOAD,
+    )
+    columns = zip(plan.target.tolist(), plan.source.tolist(), plan.size.tolist(), strict=True)
+    for target, source, size in columns:
+        ctypes.memmove(target, source, size)
