@@ -67,8 +67,12 @@ class Revisit:
         prompt = self._ask.prompt
         for _ in range(self._times):
             self._hits(prompt, 1)
-        hit_tokens = self._hits(prompt, 1)
-        self._demand("prompt", hit_tokens, self._due_of_prompt(len(prompt)))
+        due, hit_tokens = self._due_of_prompt(len(prompt)), self._hits(prompt, 1)
+        # In a full pool, the chunks of one group may push out those of another before it is used to both.
+        for _ in range(2 if self._windows else 0):
+            if hit_tokens < due:
+                hit_tokens = self._hits(prompt, 1)
+        self._demand("prompt", hit_tokens, due)
         count = min(2 * self._tokens_per_chunk + 3, longest_tokens - len(prompt) - 2)
         if count < 2:
             return Revisited(self._asked, hit_tokens, 0)
