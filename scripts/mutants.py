@@ -40,8 +40,8 @@ CONFIGURATIONS = (
 """Of the simulation: every value of every column is among them."""
 
 WALK_STEPS = 500
-STEPS = 40 * WALK_STEPS
-"""Of all walks against one mutant: four seeds of each configuration."""
+STEPS = 60 * WALK_STEPS
+"""Of all walks against one mutant: six seeds of each configuration."""
 
 LIMIT_S = 60.0
 """A mutant that was not noticed by then is not caught. The unchanged code gets longer: it has to pass."""

@@ -7,6 +7,7 @@ import pytest
 
 from kvtide.jobs import JobId
 from kvtide.testing import Ending, Fate, FaultPlan, FaultyDevice, VirtualClock
+from kvtide.testing.faulty import ENDLESS_WAIT_S, EndlessWaitError
 from kvtide.transfer.plans import CopyPlan
 
 JOB = JobId(1)
@@ -90,3 +91,30 @@ def test_a_wait_takes_as_long_as_the_copy() -> None:
     began_s = bench.clock.monotonic()
     assert bench.device.wait([JOB], 5.0)
     assert bench.clock.monotonic() == pytest.approx(began_s + 0.8)
+
+
+def test_one_that_outlasts_a_flush_ends_well_long_after_it_was_cancelled() -> None:
+    plan = FaultPlan(random.Random(0), {"outlasts": 1.0}, flush_limit_s=0.5)
+    for _ in range(20):
+        fate = plan.draw()
+        bench = Bench(fate)
+        bench.clock.advance(fate.begin_after_s)
+        assert not bench.device.wait([JOB], 0.25)
+        bench.device.cancel([JOB])
+        assert not bench.device.wait([JOB], 0.25)
+        assert bench.after(10 * 0.5) == (128, [True])
+
+
+def test_who_waits_and_waits_for_one_that_never_ends_is_told() -> None:
+    bench = Bench(Fate("never ends", ending=Ending.NEVER, share=0.5, deaf=True))
+    waits = int(ENDLESS_WAIT_S)
+    assert not any(bench.device.wait([JOB], 1.0) for _ in range(waits))
+    with pytest.raises(EndlessWaitError):
+        bench.device.wait([JOB], 1.0)
+
+
+def test_who_does_something_between_waits_may_wait_again() -> None:
+    bench = Bench(Fate("never ends", ending=Ending.NEVER, share=0.5, deaf=True))
+    for _ in range(2 * int(ENDLESS_WAIT_S)):
+        assert not bench.device.wait([JOB], 1.0)
+        bench.device.progress()

@@ -10,8 +10,10 @@ from kvtide.scheduler.fences import Fences
 from kvtide.scheduler.lookup import Found
 from kvtide.scheduler.open_jobs import TransferJobStatus
 from kvtide.transfer.engine import OffloadingWorker
+from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 from kvtide.vllm.testing import sim
 from kvtide.vllm.testing.configuration import CONFIGURATIONS, Configuration
+from kvtide.vllm.testing.walk import Walk
 
 SMALL = [one for one in CONFIGURATIONS if one.small and one.policy == "lru"][::4]
 
@@ -83,3 +85,28 @@ def test_a_cache_that_is_only_written_is_found(monkeypatch: pytest.MonkeyPatch) 
         lambda state, geometry, manager, computed_tokens: Found(computed_tokens, later=False),
     )
     assert found(SMALL) == {"leaks"}
+
+
+def test_a_hook_that_waits_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    wait = SingleDirectionOffloadingHandler.wait
+
+    def again_and_again(self: Any, job_ids: Any, timeout_s: float) -> bool:
+        while not wait(self, job_ids, timeout_s):
+            pass
+        return True
+
+    monkeypatch.setattr(SingleDirectionOffloadingHandler, "wait", again_and_again)
+    assert found(SMALL) == {"hangs"}
+
+
+def test_a_step_that_computes_for_ever_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def turn(self: Walk, pause_s: float) -> None:
+        while True:
+            pass
+
+    monkeypatch.setattr(Walk, "_turn", turn)
+    monkeypatch.setattr(sim, "STEP_CPU_S", 0.2)
+    _, failure = sim.walk(SMALL[0].name, 1, 100)
+    assert failure is not None
+    assert failure.kind == "hangs"
+    assert "computed for" in failure.text

@@ -4,7 +4,7 @@ Draws requests from a seed and remembers them; does not know what becomes of the
 """
 
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from vllm.lora.request import LoRARequest
@@ -83,18 +83,25 @@ class Asker:
         self._longest = min((shape.num_blocks - 3) // len(shape.groups) * shape.tokens_per_block, 360)
         self._stems: list[tuple[list[int], Identity]] = []
         self._asked: list[Ask] = []
+        self._crowded = False
 
-    def new_day(self) -> None:
-        """Other stems; some of what was asked before is remembered."""
-        chance = self._chance
+    def new_day(self, crowded: bool = False) -> None:
+        """Other stems; some of what was asked before is remembered.
+
+        Args:
+            crowded: Two or three prompts fill the device, and most are asked again.
+        """
+        chance, self._crowded = self._chance, crowded
         self._asked = self._asked[-chance.randrange(1, 8) :]
         self._stems = []
-        for _ in range(chance.randrange(1, 5)):
+        for _ in range(chance.randrange(2, 5) if crowded else chance.randrange(1, 5)):
             identity = Identity(
                 chance.choice((None, None, None, None, *ADAPTERS)),
                 chance.choice((None, None, None, None, "salt", "pepper")),
             )
-            self._stems.append((self._tokens(chance.randrange(self._longest // 2)), identity))
+            tenths = chance.randrange(6, 9)
+            length = self._longest * tenths // 10 if crowded else chance.randrange(self._longest // 2)
+            self._stems.append((self._tokens(length), identity))
 
     @property
     def longest_tokens(self) -> int:
@@ -106,6 +113,11 @@ class Asker:
         ask = self._drawn()
         self._asked.append(ask)
         return ask
+
+    def again(self, count: int) -> list[Ask]:
+        """Name up to so many of today's requests to ask again, no two of which share their beginning."""
+        latest = {tuple(ask.prompt[:8]): ask for ask in self._asked}
+        return [replace(ask, kind="again") for ask in list(latest.values())[-count:]]
 
     def fillers(self, block_count: int) -> list[Ask]:
         """Draw new prompts that take so many blocks together, none of them shared."""
@@ -119,9 +131,8 @@ class Asker:
 
     def _drawn(self) -> Ask:
         chance, identity = self._chance, Identity()
-        kind = chance.choices(
-            ("stem", "session", "repeat", "one token", "long", "new"), (36, 24, 16, 3, 4, 8)
-        )[0]
+        kinds = ("stem", "session", "repeat", "one token", "long", "new")
+        kind = chance.choices(kinds, (36, 8, 36, 2, 4, 4) if self._crowded else (36, 24, 16, 3, 4, 8))[0]
         if kind in ("session", "repeat") and not self._asked:
             kind = "new"
         match kind:

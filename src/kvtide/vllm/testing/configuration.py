@@ -53,7 +53,7 @@ class Configuration:
             priority=chance.random() < 0.3,
             siblings=chance.choice((Siblings.NONE, Siblings.NONE, Siblings.BEFORE, Siblings.AFTER)),
             with_events=chance.random() < 0.3,
-            host_pages=chance.choice((1, 1, 2) if self.small else (1, 8, 32)),
+            host_pages=chance.choice((1, 1, 2, 4) if self.small else (1, 8, 32)),
             settings={
                 "eviction_policy": self.policy,
                 "blocks_per_chunk": chance.choice((1, 1, 2, 3)),

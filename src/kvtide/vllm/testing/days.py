@@ -6,13 +6,16 @@ numbers; does not know an engine.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from kvtide.jobs import Direction
 from kvtide.testing.faulty import KINDS
 
-SORTS = {"mixed": 0.55, "loads wedge": 0.15, "loads fail": 0.18, "stores outlast": 0.12}
+SORTS = {"mixed": 0.6, "loads wedge": 0.15, "loads fail": 0.1, "stores outlast": 0.15}
 """Sorts of days, and their shares."""
+
+TIGHT = {**SORTS, "loads fail": 0.6}
+"""Where a request needs far more room for its prefill than for its load."""
 
 NEVER = frozenset({"never begins", "never ends"})
 
@@ -29,6 +32,7 @@ class Day:
         late_share: Of the answers of ranks.
         fail_share: Of another connector's loads.
         crowd: Requests at a time.
+        crowded: Two or three of them fill the device.
     """
 
     sort: str
@@ -37,12 +41,20 @@ class Day:
     jumps_s: tuple[float, ...] = (0.03, 0.3, 3.0)
     late_share: float = 0.0
     fail_share: float = 0.1
-    crowd: int = field(default=6)
+    crowd: int = 6
+    crowded: bool = False
 
 
-def draw_day(chance: random.Random) -> Day:
-    """Draw a day."""
-    sort = chance.choices(list(SORTS), list(SORTS.values()))[0]
+def draw_day(chance: random.Random, tight: bool, rank_count: int) -> Day:
+    """Draw a day.
+
+    Args:
+        chance: The only source of choice.
+        tight: Of an engine with little room whose groups see windows.
+        rank_count: Of the engine; a load fails when it fails on any rank.
+    """
+    shares = TIGHT if tight else SORTS
+    sort = chance.choices(list(shares), list(shares.values()))[0]
     weights = _mixed(chance)
     stores: Mapping[str, float] = weights
     loads: Mapping[str, float] = weights
@@ -56,11 +68,10 @@ def draw_day(chance: random.Random) -> Day:
             rates |= {"forget running": 0.04, "jump": 0.03}
             jumps_s = (0.3, 3.0, 6.0, 8.0)
         case "loads fail":
-            share = chance.choice((0.2, 0.6))
+            fail_share = chance.choice((0.2, 0.4)) / rank_count
             stores = _mostly_well(chance)
-            loads = {"quick": 1.0, "slow": 0.4, "late": 0.2, "fails unbegun": share, "fails half way": share}
-            rates |= {"forget running": 0.06}
-            fail_share = 0.5
+            loads = {"quick": 0.7, "slow": 0.3, "fails unbegun": fail_share, "fails half way": fail_share}
+            rates |= {"all again": 0.05}
         case "stores outlast":
             stores = {"instant": 0.5, "quick": 0.5, "outlasts": chance.choice((0.1, 0.4))}
     return Day(
@@ -71,6 +82,7 @@ def draw_day(chance: random.Random) -> Day:
         chance.choice((0.0, 0.05, 0.3)),
         fail_share,
         chance.choice((3, 6, 10)),
+        sort == "loads fail" or chance.random() < 0.15,
     )
 
 

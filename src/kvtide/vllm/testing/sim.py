@@ -81,6 +81,7 @@ MUST_HAPPEN = (
     "ask: stem",
     "ask: session",
     "ask: repeat",
+    "ask: again",
     "ask: one token",
     "ask: long",
     "ask: longer than the host pool",

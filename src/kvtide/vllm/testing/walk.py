@@ -65,9 +65,11 @@ class Walk:
         self._idle_turns = 0  # in a row that have computed nothing
         happened = self.report.happened
         self.resets = Resets(self.engine, self.copies, happened, self._chance, self._turn)
-        self._day = draw_day(self._chance)
+        self._tight = configuration.small and len(self.shape.groups) > 1
+        self._day = draw_day(self._chance, self._tight, self.shape.rank_count)
         self._actions: dict[str, Callable[[], None]] = {
             "abort": self._abort,
+            "all again": self._ask_all_again,
             "forget device": self.resets.device,
             "reset": self.resets.connector,
             "reset running": self.resets.running,
@@ -103,8 +105,7 @@ class Walk:
 
     def _live(self, steps: int) -> None:
         chance = self._chance
-        self._asker.new_day()
-        self._begin(draw_day(chance))
+        self._begin(draw_day(chance, self._tight, self.shape.rank_count))
         end = self.report.steps + steps
         while self.report.steps < end and not self._starved:
             live = len(self.engine.scheduler.requests)
@@ -118,6 +119,7 @@ class Walk:
 
     def _begin(self, day: Day) -> None:
         self._day = day
+        self._asker.new_day(day.crowded)
         self.report.happened[f"day: {day.sort}"] += 1
         self.copies.go_like(day.copies)
         self.engine.answers.late_share = day.late_share
@@ -270,6 +272,12 @@ class Walk:
         slots = self.engine.connector._deciding._manager.capacity
         happened["ask: longer than the host pool"] += len(ask.prompt) > slots * tokens_per_slot
         self.engine.add(name, ask.prompt, ask.max_tokens, **ask.all_arguments())
+
+    def _ask_all_again(self) -> None:
+        """Have several prompts loaded at the same time."""
+        self.resets.running_device_alone()
+        for ask in self._asker.again(3):
+            self._ask(ask)
 
     def _abort(self) -> None:
         live = self.engine.scheduler.requests
