@@ -122,7 +122,7 @@ class Asker:
     def fillers(self, block_count: int) -> list[Ask]:
         """Draw new prompts that take so many blocks together, none of them shared."""
         shape, asks = self._shape, []
-        left = block_count // len(shape.groups) - 1
+        left = block_count // shape.blocks_per_tokens - 1
         while left > 0:
             blocks = min(left, self._chance.randrange(1, 8))
             asks.append(Ask("filler", self._tokens(blocks * shape.tokens_per_block - 1), 2))

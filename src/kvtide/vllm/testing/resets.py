@@ -89,7 +89,7 @@ class Resets:
             self._turn(chance.expovariate(300.0))
         if self._reset_running(reset_connector=True):
             self._happened[f"sleep: requests {'kept' if keep else 'aborted'}"] += 1
-            self._lose_memory()
+            self._engine.memory.clear(range(self._engine.shape.num_blocks))
             for _ in range(chance.randrange(8)):
                 self._turn(chance.expovariate(100.0))
         else:
@@ -144,7 +144,3 @@ class Resets:
         self._carried.clear()
         self._engine.oracle.new_weights()
         self._happened["new weights"] += 1
-
-    def _lose_memory(self) -> None:
-        for group_index in range(len(self._engine.shape.groups)):
-            self._engine.memory.clear(group_index, range(self._engine.shape.num_blocks))

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from kvtide.geometry import GroupGeometry
 from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, ids
 from kvtide.manager.cpu import HOST
 from kvtide.manager.residency import ABSENT
@@ -33,17 +34,17 @@ def check_stored(engine: ModelEngine) -> int:
     """
     engine.note_hashes()
     checked = 0
-    for group_index, geometry in enumerate(engine.connector._geometry.groups):
-        chunks = list(_ready(engine, group_index))
-        at_once = (engine.shape.num_blocks - 1) // geometry.blocks_per_chunk
+    for group in engine.connector._geometry.groups:
+        chunks = list(_ready(engine, group.group_index))
+        at_once = (engine.shape.num_blocks - 1) // group.blocks_per_chunk
         for begin in range(0, len(chunks), at_once):
-            _check(engine, group_index, chunks[begin : begin + at_once])
+            _check(engine, group, chunks[begin : begin + at_once])
         checked += len(chunks)
     return checked
 
 
 def _ready(engine: ModelEngine, group_index: int) -> Iterator[tuple[bytes, int]]:
-    """Name the chunks of a group that can be read: the hash of its last block, and its slot."""
+    """Name the chunks of a group that can be read: the hash that stands for it, and its slot."""
     manager = engine.connector._deciding._manager
     catalog = manager._catalog
     row, have = catalog._slots[group_index], catalog._have[group_index]  # the host is the first tier
@@ -55,44 +56,40 @@ def _ready(engine: ModelEngine, group_index: int) -> Iterator[tuple[bytes, int]]
             yield hashes[index * width : (index + 1) * width], int(row[entry + index])
 
 
-def _check(engine: ModelEngine, group_index: int, chunks: list[tuple[bytes, int]]) -> None:
-    blocks_per_chunk = engine.connector._geometry.groups[group_index].blocks_per_chunk
-    cached: dict[int, bytes] = {}
-    for place, (name, slot) in enumerate(chunks):
-        hashes = engine.oracle.hashes_up_to(name, blocks_per_chunk)
-        if hashes is None:
-            raise LeakError(f"group {group_index}, slot {slot}: nobody has asked for {name.hex()}")
-        cached.update(zip(_blocks(place, blocks_per_chunk), hashes, strict=True))
-    slots = [slot for _, slot in chunks]
+def _check(engine: ModelEngine, group: GroupGeometry, chunks: list[tuple[bytes, int]]) -> None:
+    for name, slot in chunks:
+        if not engine.oracle.knows(name):
+            raise LeakError(f"group {group.engine_index}, slot {slot}: nobody has asked for {name.hex()}")
+    slots, per_chunk = [slot for _, slot in chunks], group.blocks_per_chunk
     with engine.memory.put_back():
         for rank in engine.ranks:
             worker = own_connector(rank)._worker
             assert worker is not None
-            _lay_out(worker, group_index, slots, list(cached))
-        try:
-            engine.oracle.check_cached(group_index, cached)
-        except WrongBytesError as error:
-            # Blocks are handed out from the first one on: block b is of the chunk b says.
-            raise WrongBytesError(f"host memory, group {group_index}, slots {slots}: {error}") from error
+            _lay_out(worker, group.group_index, slots, len(slots) * per_chunk)
+        for index in range(per_chunk):
+            blocks = [(name, 1 + place * per_chunk + index) for place, (name, _) in enumerate(chunks)]
+            tokens_before = (per_chunk - 1 - index) * group.tokens_per_block
+            tokens_before += group.lookahead_hashes * group.tokens_per_hash
+            try:
+                engine.oracle.check_cached(group.engine_index, blocks, tokens_before)
+            except WrongBytesError as error:
+                # Block 1 is the first of the first slot.
+                where = f"host memory, group {group.engine_index}, slots {slots} of {per_chunk} blocks"
+                raise WrongBytesError(f"{where}: {error}") from error
 
 
-def _blocks(place: int, blocks_per_chunk: int) -> range:
-    # Block 0 is nobody's.
-    return range(1 + place * blocks_per_chunk, 1 + (place + 1) * blocks_per_chunk)
-
-
-def _lay_out(worker: OffloadingWorker, group_index: int, slots: list[int], block_ids: list[int]) -> None:
+def _lay_out(worker: OffloadingWorker, group_index: int, slots: list[int], block_count: int) -> None:
+    """Copy chunks to the device, from block 1 on: block 0 is nobody's."""
     handler: Any = worker._handlers[Direction.LOAD]
-    groups = len(handler._groups)
 
     def of_this_group(count: int) -> tuple[int, ...]:
-        return tuple(count if index == group_index else 0 for index in range(groups))
+        return tuple(count if index == group_index else 0 for index in range(len(handler._groups)))
 
     plan = plan_copy(
         handler._groups,
         handler._pool.address,
         handler._pool.slot_bytes,
-        GPULoadStoreSpec(ids(block_ids), of_this_group(len(block_ids)), of_this_group(0)),
+        GPULoadStoreSpec(ids(range(1, 1 + block_count)), of_this_group(block_count), of_this_group(0)),
         CPULoadStoreSpec(ids(slots), of_this_group(len(slots))),
         Direction.LOAD,
     )

@@ -33,7 +33,7 @@ QUARANTINE_S = 200.0
 """After so long an idle engine sleeps, whatever a wedged copy does."""
 
 STARVED_TURNS = 40
-"""So many turns without a token, and with blocks held for a wedged load: there is no room for anybody."""
+"""So many turns without a token, and with blocks held for a wedged copy: there is no room for anybody."""
 
 OUTSIDE = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
 """Of requests that own no blocks and await no load."""
@@ -209,7 +209,7 @@ class Walk:
             if not engine.busy:
                 return
             if stuck and self._starved:
-                self.report.happened["starved by a wedged load"] += 1
+                self.report.happened["starved by a wedged copy"] += 1
                 return
             nothing_else = stuck and not engine.scheduler.requests and self.copies.only_stuck
             quiet = quiet + 1 if nothing_else else 0
@@ -226,8 +226,8 @@ class Walk:
 
     @property
     def _starved(self) -> bool:
-        """Whether all may wait: blocks are held for loads that were given up, and nobody awaits a load."""
-        if self._idle_turns < STARVED_TURNS or not self._given_up:
+        """Whether all may wait: blocks are held for copies that do not end, and nobody awaits a load."""
+        if self._idle_turns < STARVED_TURNS or not (self._given_up or self.copies.stuck(Direction.STORE)):
             return False
         pool = self.engine.scheduler.kv_cache_manager.block_pool
         held = pool.get_num_free_blocks() < self.shape.num_blocks - 1
