@@ -64,6 +64,8 @@ DEFINITIONS: tuple[Definition, ...] = (
                "reason", SKIP_REASONS),
     Definition("failed_load_requests", Kind.COUNTER, "requests",
                "Requests whose load failed and that were recomputed."),
+    Definition("write_only_alarms", Kind.COUNTER, "alarms",
+               "Times it was noticed that host memory is written and never read: 0 or 1."),
     Definition("flushed_stores", Kind.COUNTER, "copies", "Stores a step had to wait for."),
     Definition("flush_seconds", Kind.COUNTER, "seconds", "Time steps waited for stores."),
     Definition("deferred_lookups", Kind.COUNTER, "lookups",

@@ -18,6 +18,7 @@ from kvtide.jobs import (
 )
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.metrics import MetricsDelta
+from kvtide.scheduler.alarm import WriteOnlyAlarm
 from kvtide.scheduler.due import DueRequests
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
 from kvtide.scheduler.holds import BlockHolds
@@ -70,6 +71,7 @@ class OffloadingConnectorScheduler:
         self._parked: set[str] = set()  # requests that were given blocks and have not run since
         self._unsettled: set[str] = set()  # requests whose load has failed and that have not run since
         self._due = DueRequests()
+        self._alarm = WriteOnlyAlarm(config.geometry, manager, metrics)
         self._visits = 0
         self._deferred_count = 0
 
@@ -149,7 +151,7 @@ class OffloadingConnectorScheduler:
             group_state.block_ids = list(table)
         for index in self._geometry.others:
             self._flush |= self._jobs.fences.conflicts(block_ids[index])
-        self._note_admission(state)
+        self._note_admission(state, num_external_tokens)
         self._due.soon.add(request.request_id)
         if not state.computed:
             self._parked.add(request.request_id)
@@ -342,13 +344,14 @@ class OffloadingConnectorScheduler:
             limit_s = min(limit_s, recompute_s)
         return state.deferred_since_s + limit_s
 
-    def _note_admission(self, state: RequestOffloadState) -> None:
+    def _note_admission(self, state: RequestOffloadState, loaded_tokens: int) -> None:
         """Refresh the whole prefix, once an admission: a second call brings blocks after a load."""
         if not state.being_admitted:
             return
         state.being_admitted = False
         state.deferred_since_s = None
         self._metrics.add("queried_tokens", state.request.num_tokens - state.local_tokens)
+        self._alarm.note_admission(state, loaded_tokens)
         finest = self._geometry.finest
         chunk_count = finest.hashed_chunks(len(state.request.block_hashes))
         self._manager.touch(finest.run(state.request.block_hashes, 0, chunk_count), state.context)
