@@ -266,6 +266,14 @@ RULES = (
     ),
     _rule(
         "F7 vLLM #45387, #57104",
+        "test_failures_waiting.py::test_two_parked_loads_that_leave_one_block_between_them_both_end",
+        "scheduler/scheduler.py",
+        "stands_back = state.request.request_id in self._unsettled and bool(self._parked)",
+        "stands_back = state.request.request_id in self._unsettled",
+        "a request whose load has failed stands back although nobody is in its way",
+    ),
+    _rule(
+        "F7 vLLM #45387, #57104",
         "test_found_by_walks.py::test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed",
         "scheduler/scheduler.py",
         "self._unsettled.add(request_id)",

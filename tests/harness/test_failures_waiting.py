@@ -154,6 +154,33 @@ def test_two_loads_that_do_not_fit_the_pool_together_both_end(build: Build, ends
     assert harness.errors == []
 
 
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("ends", ["well well", "badly well", "well badly", "badly badly"])
+def test_two_parked_loads_that_leave_one_block_between_them_both_end(
+    build: Build, ends: str, first: int
+) -> None:
+    # vLLM #45387, #57104: with an eighth block vLLM parks both, and each wants one more at once, and more later.
+    harness = build(num_blocks=9)
+    prompts = {"a": list(range(1, 19)), "b": list(range(50, 64))}
+    for name, prompt in prompts.items():
+        run(harness, f"stores {name}", prompt, 1)
+    harness.scheduler.reset_prefix_cache()
+    for name, prompt in prompts.items():
+        harness.add(name, prompt, 9)
+    for _ in range(4):
+        harness.step()
+    parked = harness.load.held
+    assert len(parked) == 2
+    for job_id, end in zip((parked[first], parked[1 - first]), ends.split(), strict=True):
+        (harness.load.finish if end == "well" else harness.load.fail)(job_id)
+        for _ in range(8):
+            harness.step()
+    harness.drain()
+    for name, prompt in prompts.items():
+        assert harness.outputs[name] == PatternModel.answer(prompt, 9)
+    assert harness.errors == []
+
+
 def test_fifty_requests_do_not_wait_for_a_shared_prefix_longer_than_computing_it_takes(
     tmp_path: Path, asynchronous: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -303,7 +303,9 @@ def test_a_request_aborted_before_it_was_scheduled_builds_no_job(build: Build) -
     harness.step()
     harness.add("waiting", OTHERS[0], 1)
     harness.step()
+    jobs = harness.describe()["open jobs"]
     harness.abort("waiting")
+    assert harness.describe()["open jobs"] == jobs
     harness.drain()
     assert harness.outputs["holder"] == PatternModel.answer(PROMPT[:26], 4)
 
