@@ -159,7 +159,7 @@ def test_two_loads_that_do_not_fit_the_pool_together_both_end(build: Build, ends
 def test_two_parked_loads_that_leave_one_block_between_them_both_end(
     build: Build, ends: str, first: int
 ) -> None:
-    # vLLM #45387, #57104: with an eighth block vLLM parks both, and each wants one more at once, and more later.
+    # vLLM #45387, #57104: with an eighth block vLLM parks both; each wants one more at once, and more later.
     harness = build(num_blocks=9)
     prompts = {"a": list(range(1, 19)), "b": list(range(50, 64))}
     for name, prompt in prompts.items():
