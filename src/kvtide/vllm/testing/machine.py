@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from kvtide.vllm.testing.asks import ADAPTERS, Ask, Identity
-from kvtide.vllm.testing.machine_life import TOKENS_PER_BLOCK, Life, Sketch
+from kvtide.vllm.testing.machine_life import Life, Sketch
 from kvtide.vllm.testing.machine_rest import end_well
 from kvtide.vllm.testing.sibling import HELD
 
@@ -40,7 +40,7 @@ SKETCHES = st.builds(
     sibling=st.sampled_from(("none", "none", "before", "after")),
     events=st.booleans(),
     held=st.sampled_from(("both", "store", "load")),
-    obliging=st.booleans(),
+    stubborn=st.booleans(),
 )
 
 TRAITS: dict[str, dict[str, Any]] = {
@@ -112,8 +112,8 @@ class EngineMachine(RuleBasedStateMachine):
     @rule(
         name=NAME,
         stem=st.sampled_from(STEMS),
-        shared=st.integers(0, 12 * TOKENS_PER_BLOCK),
-        own=st.integers(1, 14) | st.just(LONG),
+        shared=st.sampled_from((0, 8, 24, 48, 13, 3)),
+        own=st.sampled_from((9, 5, 1, 2, 14, LONG, LONG)),
         generate=GENERATE,
         trait=_now(lambda machine: machine.traits),
     )
@@ -130,7 +130,7 @@ class EngineMachine(RuleBasedStateMachine):
         self._ask("repeat", name, before.prompt, generate, trait, before.identity)
 
     @precondition(lambda self: self._may_ask() and self.life.asked)
-    @rule(name=NAME, earlier=EARLIER, own=st.integers(1, 9), generate=GENERATE)
+    @rule(name=NAME, earlier=EARLIER, own=st.sampled_from((5, 1, 2, 9)), generate=GENERATE)
     def ask_on(self, name: str, earlier: str, own: int, generate: int) -> None:
         """Continue a session: what was asked, its answer, and some more."""
         before = self.life.asked[earlier]

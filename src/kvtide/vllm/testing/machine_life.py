@@ -6,11 +6,12 @@ Does not know Hypothesis or who tells.
 
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import ClassVar
 
+from vllm.config import VllmConfig
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
@@ -48,7 +49,7 @@ class Sketch:
         sibling: Of ``Siblings``, by value.
         events: Somebody listens to KV events.
         held: Copies that wait to be told: ``both`` ways, only ``store`` or only ``load``.
-        obliging: A copy that a step waits for ends then; else the step waits as long as it may.
+        stubborn: A step that waits for a copy waits as long as it may; else the copy ends then.
     """
 
     asynchronous: bool = False
@@ -66,7 +67,7 @@ class Sketch:
     sibling: str = "none"
     events: bool = False
     held: str = "both"
-    obliging: bool = True
+    stubborn: bool = False
 
     def __repr__(self) -> str:
         said = [
@@ -79,7 +80,7 @@ class Sketch:
         groups: tuple[GroupShape, ...] = (GroupShape(("full.0", "full.1"), TOKENS_PER_BLOCK),)
         if self.window is not None:
             groups += (GroupShape(("window.0",), TOKENS_PER_BLOCK, self.window),)
-        return EngineShape(
+        return _KnownShape(
             self.blocks + 1,
             groups,
             self.asynchronous,
@@ -103,6 +104,18 @@ class Sketch:
         )
 
 
+class _KnownShape(EngineShape):
+    """Its configuration is worked out once in a process: shrinking builds hundreds of engines of one shape."""
+
+    KNOWN: ClassVar[dict[str, VllmConfig]] = {}
+
+    def vllm_config(self, folder: Path) -> VllmConfig:
+        name = repr(self)
+        if name not in self.KNOWN:
+            self.KNOWN[name] = super().vllm_config(folder)
+        return self.KNOWN[name]
+
+
 class Life:
     """One engine and what was asked of it.
 
@@ -123,7 +136,7 @@ class Life:
         self.shape = sketch.shape()
         self.clock = VirtualClock()
         self.copiers = {
-            (rank, way): SteeredDevice(self.clock, sketch.held in ("both", way.value), sketch.obliging)
+            (rank, way): SteeredDevice(self.clock, sketch.held in ("both", way.value), not sketch.stubborn)
             for rank in range(sketch.ranks)
             for way in Direction
         }
