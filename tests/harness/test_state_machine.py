@@ -7,16 +7,15 @@ from collections import Counter
 from collections.abc import Iterator
 from importlib import import_module, util
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
-from kvtide.testing import Ending, Fate, VirtualClock
 from kvtide.vllm.testing import WrongBytesError
 from kvtide.vllm.testing.machine import EngineMachine
-from kvtide.vllm.testing.machine_life import Life, Sketch
+from kvtide.vllm.testing.machine_life import Sketch
 
 COMMON = settings(
     stateful_step_count=40,
@@ -57,7 +56,7 @@ MUST_HAPPEN = (
 class Counted(EngineMachine):
     """Remembers what happened in all lives."""
 
-    happened: Counter[str] = Counter()
+    happened: ClassVar[Counter[str]] = Counter()
 
     def teardown(self) -> None:
         super().teardown()

@@ -1,7 +1,7 @@
 """A Hypothesis state machine over the model engine: failures are shrunk to a short script.
 
-Knows which events there are and draws them; what they do is told in ``machine_life.py``, how everything has to
-end in ``machine_rest.py``. A script that Hypothesis prints runs as it stands, promises checked after each line.
+Knows which events there are and draws them; what they do is told in ``machine_life.py``, how everything has
+to end in ``machine_rest.py``. A script that Hypothesis prints runs as it stands, without Hypothesis.
 """
 
 from collections.abc import Callable

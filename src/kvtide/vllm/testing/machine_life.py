@@ -20,8 +20,8 @@ from kvtide.testing.clock import VirtualClock
 from kvtide.vllm.testing.asks import Ask
 from kvtide.vllm.testing.configuration import FLUSH_LIMIT_S
 from kvtide.vllm.testing.engine import ModelEngine
+from kvtide.vllm.testing.groups import GroupShape, Kind
 from kvtide.vllm.testing.machine_copies import LateRanks, SteeredDevice, SteeredSibling
-from kvtide.vllm.testing.memory import GroupShape
 from kvtide.vllm.testing.promises import HangError, LeakError
 from kvtide.vllm.testing.ranks import own_metadata, siblings_of
 from kvtide.vllm.testing.shape import EngineShape, Runner, Siblings
@@ -71,7 +71,9 @@ class Sketch:
 
     def __repr__(self) -> str:
         said = [
-            f"{one.name}={value!r}" for one in fields(self) if (value := getattr(self, one.name)) != one.default
+            f"{one.name}={value!r}"
+            for one in fields(self)
+            if (value := getattr(self, one.name)) != one.default
         ]
         return f"Sketch({', '.join(said)})"
 
@@ -79,7 +81,7 @@ class Sketch:
         """Say it in full."""
         groups: tuple[GroupShape, ...] = (GroupShape(("full.0", "full.1"), TOKENS_PER_BLOCK),)
         if self.window is not None:
-            groups += (GroupShape(("window.0",), TOKENS_PER_BLOCK, self.window),)
+            groups += (GroupShape(("window.0",), TOKENS_PER_BLOCK, Kind.WINDOW, self.window),)
         return _KnownShape(
             self.blocks + 1,
             groups,
@@ -105,7 +107,7 @@ class Sketch:
 
 
 class _KnownShape(EngineShape):
-    """Its configuration is worked out once in a process: shrinking builds hundreds of engines of one shape."""
+    """Its configuration is worked out once a process: shrinking builds hundreds of engines of one shape."""
 
     KNOWN: ClassVar[dict[str, VllmConfig]] = {}
 
@@ -146,7 +148,7 @@ class Life:
                 Path(folder), self.shape, lambda rank, way: self.copiers[rank, way], self.clock, self._late
             )
         self.engine.answers.late_share = LateRanks.SHARE
-        self.engine.between = self._between
+        self.engine.runner.between = self._between
         self.siblings = [SteeredSibling(one) for one in siblings_of(self.engine.ranks)]
         for steered in self.siblings:
             steered.sibling.chance = steered  # type: ignore[assignment]
@@ -283,9 +285,7 @@ class Life:
     def pause(self, everybody: bool) -> None:
         """Admit nobody any more, or run nobody at all."""
         self.happened["pause"] += 1
-        self.engine.scheduler.set_pause_state(
-            PauseState.PAUSED_ALL if everybody else PauseState.PAUSED_NEW
-        )
+        self.engine.scheduler.set_pause_state(PauseState.PAUSED_ALL if everybody else PauseState.PAUSED_NEW)
 
     def unpause(self) -> None:
         """Go on."""
