@@ -9,13 +9,19 @@ from importlib import import_module, util
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
+from kvtide.jobs import JobId
+from kvtide.testing import VirtualClock
+from kvtide.transfer.plans import CopyPlan
 from kvtide.vllm.testing import WrongBytesError
 from kvtide.vllm.testing.machine import EngineMachine
+from kvtide.vllm.testing.machine_copies import WAITS, LateRanks, SteeredDevice
 from kvtide.vllm.testing.machine_life import Sketch
+from kvtide.vllm.testing.promises import HangError
 
 COMMON = settings(
     stateful_step_count=40,
@@ -131,3 +137,77 @@ def test_a_failed_store_that_is_believed_is_found_and_shrunk_to_a_script_that_ru
         with pytest.raises(WrongBytesError):
             run_script(script)
     run_script(script)  # what is not broken passes it
+
+
+# -- who is told ----------------------------------------------------------------------------------------
+
+JOB = JobId(1)
+
+
+class Bench:
+    """One copy of 128 bytes that waits to be told."""
+
+    def __init__(self, obliging: bool = False) -> None:
+        self.clock = VirtualClock()
+        self.device = SteeredDevice(self.clock, held=True, obliging=obliging)
+        self.source, self.target = np.arange(1, 129, dtype=np.uint8), np.zeros(128, dtype=np.uint8)
+        address, size = np.array([self.source.ctypes.data]), np.array([128])
+        self.device.submit(JOB, CopyPlan(address, np.array([self.target.ctypes.data]), size), 10.0)
+
+    def after(self, seconds: float) -> tuple[int, list[bool]]:
+        """Bytes that have arrived, and how copies have ended since the last look."""
+        self.clock.advance(seconds)
+        ended = [outcome.success for outcome in self.device.poll()]
+        return int(np.count_nonzero(self.target)), ended
+
+
+def test_a_copy_moves_when_it_is_told_to() -> None:
+    bench = Bench()
+    assert bench.after(9.0) == (0, [])
+    bench.device.half(JOB)
+    assert bench.after(9.0) == (64, [])
+    bench.device.finish(JOB)
+    assert bench.after(0.0) == (128, [True])
+
+
+def test_a_copy_that_is_not_told_anything_ends_by_its_deadline() -> None:
+    assert Bench().after(11.0) == (0, [False])
+
+
+def test_a_copy_half_way_listens_and_a_wedged_one_does_not() -> None:
+    for stop, ended in ((SteeredDevice.half, [False]), (SteeredDevice.wedge, [])):
+        bench = Bench()
+        stop(bench.device, JOB)
+        bench.device.cancel({JOB})
+        assert bench.after(0.0) == (64, ended)
+
+
+def test_a_copy_that_is_told_to_fail_moves_nothing_more() -> None:
+    bench = Bench()
+    bench.device.half(JOB)
+    bench.device.fail(JOB)
+    assert bench.after(0.0) == (64, [False])
+
+
+def test_a_wait_ends_an_obliging_copy_and_takes_its_time_with_another() -> None:
+    obliging, other = Bench(obliging=True), Bench()
+    assert obliging.device.wait({JOB}, 0.5)
+    assert obliging.after(0.0) == (128, [True])
+    before_s = other.clock.monotonic()
+    assert not other.device.wait({JOB}, 0.5)
+    assert other.clock.monotonic() == before_s + 0.5
+
+
+def test_waiting_again_and_again_is_a_hang() -> None:
+    bench = Bench()
+    bench.device.wedge(JOB)
+    for _ in range(WAITS):
+        assert not bench.device.wait({JOB}, 0.1)
+    with pytest.raises(HangError):
+        bench.device.wait({JOB}, 0.1)
+
+
+def test_a_rank_that_is_late_is_late_once() -> None:
+    ranks = LateRanks(2)
+    ranks.late.add(1)
+    assert [ranks.random() < LateRanks.SHARE for _ in range(6)] == [False, True, False, False, False, False]

@@ -258,8 +258,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     def _asked(self, kind: str, prompt: list[int], generate: int, trait: str, identity: Identity) -> Ask:
         shape = self.life.shape
-        # Each group needs blocks of its own.
-        longest = (shape.num_blocks - 3) // len(shape.groups) * shape.tokens_per_block
+        longest = self.life.longest_tokens
         generate = min(generate, longest // 4)
         prompt = prompt[: longest - generate]
         arguments: dict[str, Any] = {}

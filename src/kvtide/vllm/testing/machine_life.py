@@ -188,6 +188,11 @@ class Life:
         ]
 
     @property
+    def longest_tokens(self) -> int:
+        """Tokens of a prompt and its answer that fit the device; each group needs blocks of its own."""
+        return (self.shape.num_blocks - 3) // len(self.shape.groups) * self.shape.tokens_per_block
+
+    @property
     def wedged(self) -> bool:
         """Whether a copy never ends."""
         return any(one.stuck_ids for one in self.copiers.values())
