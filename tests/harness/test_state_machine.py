@@ -30,11 +30,14 @@ COMMON = settings(
     suppress_health_check=list(HealthCheck),
     phases=(Phase.generate, Phase.shrink),  # explaining costs as many runs as all the rest
 )
-settings.register_profile("machine", COMMON, max_examples=300, derandomize=True)
+settings.register_profile("machine", COMMON, max_examples=200, derandomize=True)
 settings.register_profile("machine-long", COMMON, max_examples=20_000, stateful_step_count=80)
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "machine")
 """``machine`` is the same each time, ``machine-long`` goes elsewhere."""
+
+SHORT = settings(settings.get_profile("machine"), stateful_step_count=20)
+"""For what is easily found: half as long, and shrunk in half the time."""
 
 MUST_HAPPEN = (
     *(f"ask: {kind}" for kind in ("stem", "long", "repeat", "session", "one token")),
@@ -129,7 +132,7 @@ def test_a_failed_store_that_is_believed_is_found_and_shrunk_to_a_script_that_ru
     with monkeypatch.context() as broken:
         sabotage("failed-store-visible", broken)
         with pytest.raises(WrongBytesError) as caught:
-            run_state_machine_as_test(EngineMachine, settings=settings.get_profile("machine"))
+            run_state_machine_as_test(EngineMachine, settings=SHORT)
         script = script_of(caught.value)
         print(*script, sep="\n")
         assert len(script) <= 12

@@ -123,10 +123,18 @@ class EngineMachine(RuleBasedStateMachine):
         self._ask("long" if own == LONG else "stem", name, prompt, generate, trait, _identity(trait))
 
     @precondition(lambda self: self._may_ask() and self.life.asked)
-    @rule(name=NAME, earlier=EARLIER, generate=GENERATE, trait=_now(lambda machine: machine.traits))
-    def ask_again(self, name: str, earlier: str, generate: int, trait: str) -> None:
-        """Ask what was asked before."""
+    @rule(
+        name=NAME,
+        earlier=EARLIER,
+        emptied=st.booleans(),
+        generate=GENERATE,
+        trait=_now(lambda machine: machine.traits),
+    )
+    def ask_again(self, name: str, earlier: str, emptied: bool, generate: int, trait: str) -> None:
+        """Ask what was asked before; maybe of a device whose cache has been emptied, as far as it lets."""
         before = self.life.asked[earlier]
+        if emptied:
+            self._tell(self.life.reset, False, False)
         self._ask("repeat", name, before.prompt, generate, trait, before.identity)
 
     @precondition(lambda self: self._may_ask() and self.life.asked)
@@ -137,7 +145,7 @@ class EngineMachine(RuleBasedStateMachine):
         prompt = before.prompt + before.answer() + _own(name, own)
         self._ask("session", name, prompt, generate, "", before.identity)
 
-    @precondition(lambda self: self.life.live)
+    @precondition(lambda self: self.life.live and self.life.moved)
     @rule(name=_now(lambda machine: machine.life.live))
     def abort(self, name: str) -> None:
         """Abort a request in whatever phase it is."""
@@ -222,13 +230,13 @@ class EngineMachine(RuleBasedStateMachine):
 
     # -- the rest ---------------------------------------------------------------------------------------
 
-    @precondition(lambda self: self.life.asked)
+    @precondition(lambda self: self.life.moved)
     @rule(what=st.sampled_from(("device", "connector too")), running=st.booleans())
     def reset(self, what: str, running: bool) -> None:
         """Forget what is cached; with ``running``, preempt all that runs, so that nothing is in use."""
         self._tell(self.life.reset, what == "connector too", running)
 
-    @precondition(lambda self: self.life.live and not self.life.paused)
+    @precondition(lambda self: self.life.copies() and not self.life.paused)
     @rule(everybody=st.booleans())
     def pause(self, everybody: bool) -> None:
         """Admit nobody any more, or run nobody at all."""
@@ -240,7 +248,7 @@ class EngineMachine(RuleBasedStateMachine):
         """Go on."""
         self._tell(self.life.unpause)
 
-    @precondition(lambda self: self.life.copies() or self.life.live)
+    @precondition(lambda self: self.life.copies())
     @rule(seconds=st.sampled_from((0.03, 0.3, 3.0)))
     def wait(self, seconds: float) -> None:
         """Let time pass."""

@@ -131,6 +131,7 @@ class Life:
         aborted: Names of those that were.
         copiers: By rank and direction.
         siblings: Of each rank; none without another connector.
+        moved: There was a step since the last reset.
         happened: How often what was told had which effect.
     """
 
@@ -154,6 +155,7 @@ class Life:
             steered.sibling.chance = steered  # type: ignore[assignment]
         self.asked: dict[str, Ask] = {}
         self.aborted: set[str] = set()
+        self.moved = False
         self.happened: Counter[str] = Counter()
         self._points = 0
         self._at_point: dict[int, Callable[[], None]] = {}
@@ -220,6 +222,7 @@ class Life:
             then: What happens there.
         """
         self.clock.advance(0.001)
+        self.moved = True
         self._points, self._at_point = 0, {} if then is None else {point: then}
         if self.engine.scheduler.has_requests():
             step = self.engine.step()
@@ -277,6 +280,7 @@ class Life:
 
     def reset(self, connector_too: bool, running: bool) -> None:
         """Forget what the engine caches, or what the connector does too; maybe preempt all that runs."""
+        self.moved = False
         what = "running" if running else "connector" if connector_too else "device"
         try:
             done = self.engine.scheduler.reset_prefix_cache(running, connector_too)
