@@ -22,8 +22,9 @@ from kvtide.vllm.testing.configuration import FLUSH_LIMIT_S
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.groups import GroupShape, Kind
 from kvtide.vllm.testing.machine_copies import LateRanks, SteeredDevice, SteeredSibling
-from kvtide.vllm.testing.promises import HangError, LeakError
+from kvtide.vllm.testing.promises import HangError
 from kvtide.vllm.testing.ranks import own_metadata, siblings_of
+from kvtide.vllm.testing.rest import check_books
 from kvtide.vllm.testing.shape import EngineShape, Runner, Siblings
 
 TOKENS_PER_BLOCK = 4
@@ -317,14 +318,11 @@ class Life:
 
         Raises:
             WrongBytesError: The engine's cache names a block that is not what its hash stands for.
-            LeakError: The books do not balance.
+            LeakError: The books do not balance, or a budget is exceeded.
             HangError: A hook has waited too long, or a request has ended with an error.
         """
         self.engine.check_cached()
-        try:
-            self.engine.check()
-        except AssertionError as error:
-            raise LeakError(f"books: {error}") from error
+        check_books(self.engine)
         took_s, hook = self.engine.longest_hook_s
         if took_s > FLUSH_LIMIT_S + 1e-6:
             raise HangError(f"{hook} waited {took_s:.3f} s, where {FLUSH_LIMIT_S} s are allowed")

@@ -10,7 +10,8 @@ from kvtide.jobs import Direction
 from kvtide.vllm.testing.asks import Ask
 from kvtide.vllm.testing.machine_life import Life
 from kvtide.vllm.testing.promises import HangError
-from kvtide.vllm.testing.rest import check_rest, revisit
+from kvtide.vllm.testing.rest import check_rest
+from kvtide.vllm.testing.revisit import Revisit
 
 QUARANTINE_S = 200.0
 """After so long an idle engine sleeps, whatever a wedged copy does."""
@@ -45,7 +46,8 @@ def end_well(life: Life) -> None:
     life.check_answers()
     check_rest(engine)
     whole = [ask for name, ask in life.asked.items() if name not in life.aborted and ask is not NOBODY]
-    hits = revisit(engine, whole[-1] if whole else NOBODY, lambda: _settle(life), len(life.asked))
+    again = Revisit(engine, whole[-1] if whole else NOBODY, lambda: _settle(life), len(life.asked))
+    hits = again.run(life.longest_tokens)
     life.happened["hit again"] += hits.hit_tokens > 0
     life.check()
     life.happened["load checked"] += engine.checked_loads
