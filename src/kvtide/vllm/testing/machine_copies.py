@@ -100,7 +100,7 @@ class SteeredDevice(FaultyDevice):
     def _tell(self, job_id: JobId, fate: Fate, stop_at: int) -> None:
         now_s = self._clock.monotonic()
         copy = self._open[job_id]
-        copy.fate, copy.stop_at, copy.next_s = fate, stop_at, now_s
+        copy.fate, copy.stop_at, copy.next_s, copy.piece_s = fate, stop_at, now_s, 0.0
         self._move(copy, now_s)
 
 

@@ -102,6 +102,7 @@ class Sketch:
                 "defer_limit_s": self.defer_limit_s,
                 "transfer_deadline_s": 2.0,
                 "store_queue": 1 << 20,
+                "offload_prompt_only": False,
                 "self_test": False,
             },
         )
