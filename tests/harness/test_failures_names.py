@@ -106,8 +106,9 @@ def test_k_and_v_packed_in_the_last_dimension_come_back_and_what_is_not_one_piec
 
 @pytest.mark.parametrize("window_tokens", [5, 8, 9])
 @pytest.mark.parametrize("with_draft", [True, False])
+@pytest.mark.parametrize("restore_interval", [0, 64])
 def test_a_window_is_hit_again_with_and_without_a_draft_group_beside_it(
-    engine: Callable[[EngineShape], ModelEngine], window_tokens: int, with_draft: bool
+    engine: Callable[[EngineShape], ModelEngine], restore_interval: int, window_tokens: int, with_draft: bool
 ) -> None:
     # vLLM #53951: the writer kept ``tail`` blocks, the reader wanted ``tail + 1``.
     groups: tuple[GroupShape, ...] = (FULL, replace(WINDOW, window_tokens=window_tokens))
@@ -116,7 +117,7 @@ def test_a_window_is_hit_again_with_and_without_a_draft_group_beside_it(
     guesses = 2 if with_draft else 0
     runner = Runner.V1_DRAFTING if with_draft else Runner.V1
     shape = EngineShape(65, groups, budget_tokens=16, guesses=guesses, runner=runner, host_pages=16)
-    one = engine(replace(shape, settings={"restore_interval": 64}))
+    one = engine(replace(shape, settings={"restore_interval": restore_interval}))
     prompt = tokens(41, seed=4)
     assert ask(one, "first", prompt, 2) == 0
     one.scheduler.reset_prefix_cache()

@@ -169,6 +169,26 @@ def test_a_store_that_one_rank_could_not_make_is_none_and_nobody_waits_for_it(
     assert engine.outputs["again"] == PatternModel.answer(PROMPT, 1)
 
 
+def test_a_load_that_one_rank_could_not_make_is_computed_on_all(two_ranks: Callable[..., HeldRanks]) -> None:
+    # SGLang #30760
+    engine = two_ranks(num_blocks=65)
+    engine.add("first", PROMPT, 1)
+    engine.settle()
+    engine.scheduler.reset_prefix_cache()
+    engine.add("again", PROMPT, 4)
+    engine.add("beside", OTHERS[0], 2)
+    engine.step()
+    engine.loads[0].finish()
+    for _ in range(5):
+        engine.step()
+    assert engine.outputs["beside"] == PatternModel.answer(OTHERS[0], 2)
+    assert engine.outputs["again"] == [], "the other rank has not brought its part"
+    engine.loads[1].fail()
+    engine.settle()
+    assert engine.outputs["again"] == PatternModel.answer(PROMPT, 4)
+    assert engine.errors == []
+
+
 def test_where_one_rank_was_given_less_memory_all_use_what_it_has(
     two_ranks: Callable[..., HeldRanks], monkeypatch: pytest.MonkeyPatch
 ) -> None:
