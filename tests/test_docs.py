@@ -15,6 +15,7 @@ UNITS = {
     "store_filter_entries": "chunks",
     "restore_interval": "tokens",
     "eviction_policy": "a name",
+    "store_policy": "a name",
 }
 SUFFIX = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: ""}
 

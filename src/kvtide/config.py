@@ -82,6 +82,12 @@ class KVTideConfig(BaseModel):
         " frequency in balance (arc). A chunk never leaves before what extends it.",
         json_schema_extra={"hint": "known policies: lru, arc"},
     )
+    store_policy: Literal["eager", "lazy"] = Field(
+        default="eager",
+        description="When a chunk is stored: when it is complete (eager), or when the engine is about to hand"
+        " out its blocks (lazy), which writes little while the device's own cache suffices.",
+        json_schema_extra={"hint": "known policies: eager, lazy"},
+    )
     store_queue: ByteSize = Field(
         default=ByteSize(1 << 30),
         gt=0,

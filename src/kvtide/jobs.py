@@ -232,6 +232,15 @@ class OffloadingWorkerMetadata:
         )
 
 
+class OffloadPolicy(Enum):
+    """What of a request is stored; values are what a client writes."""
+
+    CHUNK_LEVEL = "chunk"
+    """What is new and asked for often enough, when the settings say so."""
+    REQUEST_LEVEL = "request"
+    """Everything as soon as it is there, hits included: somebody else reads the context as a whole."""
+
+
 class ReqContext(NamedTuple):
     """Who asks: passed to the primitives.
 
@@ -239,8 +248,10 @@ class ReqContext(NamedTuple):
         request_id: Of the engine.
         kv_transfer_params: As the client sent them.
         visit: Number of the request; two uses by one request count as one.
+        policy: What of it is stored.
     """
 
     request_id: str
     kv_transfer_params: dict[str, Any] | None = None
     visit: int = 0
+    policy: OffloadPolicy = OffloadPolicy.CHUNK_LEVEL

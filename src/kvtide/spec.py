@@ -66,6 +66,7 @@ class OffloadingSpec:
         metrics: MetricsDelta,
         with_events: bool,
         holds_stored_blocks: bool = False,
+        blocks_per_step: int = 0,
     ) -> OffloadingConnectorScheduler:
         """Build the scheduler half. Its pool is empty until ranks report theirs.
 
@@ -74,8 +75,16 @@ class OffloadingSpec:
             metrics: Where to count.
             with_events: Whether anyone listens to KV events.
             holds_stored_blocks: See ``SchedulerOffloadConfig``.
+            blocks_per_step: See there.
         """
         config = self.config
+        lazy = config.store_policy == "lazy"
+        if lazy and holds_stored_blocks:
+            # A block that is held leaves the free list, and comes back as the last to be handed out.
+            logger.warning(
+                "store_policy is eager for this model: the engine writes new blocks before it asks"
+            )
+            lazy = False
         manager = CPUOffloadingManager(
             POLICIES[config.eviction_policy](),
             ReuseFilter(config.store_threshold, config.store_filter_entries),
@@ -97,6 +106,8 @@ class OffloadingSpec:
             with_events,
             restore_interval_tokens=config.restore_interval,
             holds_stored_blocks=holds_stored_blocks,
+            lazy=lazy,
+            blocks_per_step=blocks_per_step,
         )
         return OffloadingConnectorScheduler(limits, manager, metrics)
 

@@ -159,7 +159,8 @@ def test_every_setting_is_an_option_and_reaches_the_connector(name: str) -> None
         option = [option_of(name) if field.default is False else f"--no-{option_of(name)[2:]}"]
         expected: Any = not field.default
     else:
-        expected = {"host_memory": "7GiB", "eviction_policy": "lru", "store_queue": "5MiB"}.get(name, 3)
+        named = {"eviction_policy": "lru", "store_policy": "lazy"}
+        expected = {"host_memory": "7GiB", "store_queue": "5MiB", **named}.get(name, 3)
         option = [option_of(name), str(expected)]
     words = printed("M", *([] if name == "host_memory" else ["--host-memory", "7GiB"]), *option)
     assert transfer(words)["kv_connector_extra_config"][name] == expected

@@ -180,3 +180,22 @@ def test_states_are_stored_where_the_engine_hands_them_over_and_nowhere_else() -
     device = job.hops[0].target
     assert (list(device.block_ids), device.group_sizes) == ([*range(21, 29), 44], (8, 1))
     assert device.block_indices == (0, 3)
+
+
+@pytest.mark.parametrize(("first", "second"), [(FULL, WINDOW), (WINDOW, FULL)])
+def test_a_store_takes_no_room_from_what_other_groups_hold_of_its_own_prefix(
+    first: GroupGeometry, second: GroupGeometry
+) -> None:
+    # Each group would push out the other's for ever, and no point would ever be whole.
+    groups = [
+        CatalogGroup(GEOMETRY.positions_per_chunk(group), group.window_chunks) for group in (FULL, WINDOW)
+    ]
+    manager = CPUOffloadingManager(LRUPolicy(), groups=groups)
+    manager.grow(3)
+    block_hashes = FakeRequest("a", list(range(8))).block_hashes
+    for group, chunks in ((first, 2), (second, 1)):
+        output = manager.prepare_store(group.run(block_hashes, 0, 2), ReqContext("a"))
+        assert len(output.keys_to_store) == chunks
+        manager.complete_store(output.keys_to_store, output.store_spec, ReqContext("a"), success=True)
+    assert manager.lookup(first.run(block_hashes, 0, 2), ReqContext("a")).ready_count == 2
+    manager.check_invariants(idle=True)

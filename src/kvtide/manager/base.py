@@ -73,6 +73,14 @@ class OffloadingManager(ABC):
         """Count the leading chunks that are ready. No pin, no recency, no other effect."""
 
     @abstractmethod
+    def known_count(self, run: ChunkRun) -> int:
+        """Count the leading chunks of a prompt that are ready or on their way. No effect.
+
+        Args:
+            run: From the beginning of the prompt, of a group that needs all chunks before a point.
+        """
+
+    @abstractmethod
     def restore_point(self, run: ChunkRun) -> int:
         """Find the deepest chunk of ``run`` up to which every group has what a reader needs.
 

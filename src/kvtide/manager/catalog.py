@@ -72,7 +72,8 @@ class Catalog(Departures):
         if ready:
             last = self._slots_on((path[0], ready * stride), tier, group, ready * stride - 1)
             slot = int(last[0])
-        return ready, self._pin(path, ready * stride), slot
+        # What other groups hold of it is of use only with this one: it is no victim of what is stored now.
+        return ready, self._pin(path, path[1] if self._windowed else ready * stride), slot
 
     def unpin(self, handle: int) -> None:
         """Undo ``pin``."""

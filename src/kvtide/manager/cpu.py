@@ -12,7 +12,7 @@ import numpy as np
 
 from kvtide.errors import IllegalTransitionError, MissingChunkError
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import CPULoadStoreSpec, Ids, ReqContext
+from kvtide.jobs import CPULoadStoreSpec, Ids, OffloadPolicy, ReqContext
 from kvtide.keys import ChunkRun, Medium, PackedKeys
 from kvtide.manager.base import LookupResult, OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.manager.catalog import Catalog, CatalogGroup
@@ -162,6 +162,10 @@ class CPUOffloadingManager(OffloadingManager):
             later = self._pending.follow(run, first)[0] > missing
         return LookupResult(ready, later)
 
+    def known_count(self, run: ChunkRun) -> int:
+        keys, _, _ = self._positions(run)
+        return self._pending.follow(run, self._catalog.resident(run.group_index, keys, 0, run.stop))[0]
+
     def restore_point(self, run: ChunkRun) -> int:
         keys, _, stop = self._positions(run)
         point = self._catalog.restore_point(keys, stop)
@@ -209,7 +213,9 @@ class CPUOffloadingManager(OffloadingManager):
         evicted: PackedKeys = PackedKeys()
         wanted, refusal = 0, None
         if missing := gap.stop - gap.start:
-            admitted = self._admission.admitted(run.between(gap.start, gap.stop), ctx.request_id)
+            admitted = missing
+            if ctx.policy is OffloadPolicy.CHUNK_LEVEL:
+                admitted = self._admission.admitted(run.between(gap.start, gap.stop), ctx.request_id)
             wanted = admitted if limit is None else min(admitted, limit)
             if wanted < missing:
                 refusal = Refusal.QUEUE_FULL if wanted < admitted else Refusal.BELOW_THRESHOLD
@@ -241,7 +247,8 @@ class CPUOffloadingManager(OffloadingManager):
         if self._groups[group].window is not None:
             self._catalog.touch(keys, stop, ctx.visit)
             start, end = self._absent(run)
-            known = self._catalog.tree.find(keys, start * self._groups[group].stride)[1]
+            # Also what other groups hold beside it: a point that not all hold is none.
+            known = self._catalog.tree.find(keys, end * self._groups[group].stride)[1]
             return _Gap(start, end, self._catalog.pin(keys, known))
         # The whole prefix has to be there, whatever the run begins with.
         ready, pin, before = self._catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)

@@ -12,9 +12,14 @@ BlockTable = tuple[Sequence[int], ...]
 
 
 class BlockPool(Protocol):
-    """vLLM's ``BlockPool``, as far as we use it: to hold blocks that a copy may still write into."""
+    """vLLM's ``BlockPool``, as far as we use it: to hold blocks, and to see what free ones still hold.
+
+    ``blocks[id].block_hash``: hash and group of what a block holds, None for nothing that could be hit.
+    ``free_block_queue``: a linked list in the order in which blocks are handed out.
+    """
 
     blocks: Sequence[Any]
+    free_block_queue: Any
 
     def touch(self, blocks: Sequence[Any]) -> None:
         """Take one reference on each block."""

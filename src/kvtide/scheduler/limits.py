@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from kvtide.jobs import OffloadPolicy
+
 logger = logging.getLogger(__name__)
 
 NO_LIMIT = 1 << 62
@@ -22,10 +24,12 @@ class RequestLimits:
     Attributes:
         max_load_tokens: Tokens that may be brought back beyond the engine's own hit.
         max_offload_tokens: Tokens from the beginning that may be stored.
+        policy: What of those is stored.
     """
 
     max_load_tokens: int = NO_LIMIT
     max_offload_tokens: int = NO_LIMIT
+    policy: OffloadPolicy = OffloadPolicy.CHUNK_LEVEL
 
 
 UNLIMITED = RequestLimits()
@@ -37,7 +41,8 @@ def limits_of(request_id: str, params: Mapping[str, Any] | None) -> RequestLimit
     Args:
         request_id: For the log.
         params: ``max_load_tokens`` and ``max_offload_tokens``, whole numbers from 0 up, None for no limit;
-            ``no_read`` and ``no_write``, true or false. Anything else there is somebody else's.
+            ``no_read`` and ``no_write``, true or false; ``offload_policy``, "chunk" or "request". Anything
+            else there is somebody else's.
     """
     if not params:
         return UNLIMITED
@@ -46,7 +51,7 @@ def limits_of(request_id: str, params: Mapping[str, Any] | None) -> RequestLimit
         load = 0
     if _flag(request_id, params, "no_write"):
         offload = 0
-    return RequestLimits(load, offload)
+    return RequestLimits(load, offload, _policy(request_id, params))
 
 
 def _tokens(request_id: str, params: Mapping[str, Any], name: str) -> int:
@@ -65,3 +70,15 @@ def _flag(request_id: str, params: Mapping[str, Any], name: str) -> bool:
         return bool(value)
     logger.warning("request %s: %s = %r: give true or false; taken as true", request_id, name, value)
     return True
+
+
+def _policy(request_id: str, params: Mapping[str, Any]) -> OffloadPolicy:
+    value = params.get("offload_policy")
+    for policy in OffloadPolicy:
+        if value == policy.value:
+            return policy
+    if value is not None:
+        logger.warning(
+            'request %s: offload_policy = %r: give "chunk" or "request"; taken as chunk', request_id, value
+        )
+    return OffloadPolicy.CHUNK_LEVEL

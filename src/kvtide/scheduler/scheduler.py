@@ -22,6 +22,7 @@ from kvtide.scheduler.alarm import WriteOnlyAlarm
 from kvtide.scheduler.due import DueRequests
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
 from kvtide.scheduler.holds import BlockHolds
+from kvtide.scheduler.lazy import LazyStores
 from kvtide.scheduler.limits import NO_LIMIT, UNLIMITED, limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
@@ -58,6 +59,7 @@ class OffloadingConnectorScheduler:
         self._jobs = OpenJobs(config.rank_count, config.transfer_deadline_s)
         self._holds = BlockHolds()
         self._stores = StorePlanner(config, manager, self._jobs, metrics, self._holds)
+        self._lazy = LazyStores(config, manager, self._stores) if config.lazy else None
         self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
         self._quarantine = Quarantine(
             config.transfer_deadline_s, manager, self._jobs, self._loads, self._holds
@@ -78,6 +80,8 @@ class OffloadingConnectorScheduler:
     def bind_block_pool(self, pool: BlockPool) -> None:
         """Keep the engine's pool at hand: blocks are held through it."""
         self._holds.pool = pool
+        if self._lazy is not None:
+            self._lazy.pool = pool
 
     # -- the life of a request ------------------------------------------------------------------
 
@@ -126,6 +130,8 @@ class OffloadingConnectorScheduler:
                 return None, False
         if brought_by is not None or hit_tokens < self._geometry.restore_interval:
             return 0, False
+        if self._lazy is not None:
+            self._lazy.make_way_for(hit_tokens, now_s)
         return hit_tokens, True
 
     def update_state_after_alloc(
@@ -148,9 +154,13 @@ class OffloadingConnectorScheduler:
                 first_computed = max(first_new, -(-restored_tokens // group.tokens_per_block))
             after |= self._jobs.fences.conflicts(table[first_new:first_computed])
             self._flush |= self._jobs.fences.conflicts(table[first_computed:])
+            if self._lazy is not None:
+                self._lazy.handed_out(table[first_new:])
             group_state.block_ids = list(table)
         for index in self._geometry.others:
             self._flush |= self._jobs.fences.conflicts(block_ids[index])
+            if self._lazy is not None:
+                self._lazy.handed_out(block_ids[index])
         self._note_admission(state, num_external_tokens)
         self._due.soon.add(request.request_id)
         if not state.computed:
@@ -177,6 +187,8 @@ class OffloadingConnectorScheduler:
         self._take_tables(state, block_ids)
         computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens
         self._stores.plan(state, computed_tokens, now_s, final=True)
+        if self._lazy is not None:
+            self._lazy.left(state, computed_tokens)
 
     # -- a step ---------------------------------------------------------------------------------
 
@@ -186,11 +198,15 @@ class OffloadingConnectorScheduler:
         for request_id in step.preempted_req_ids or ():
             if (state := self._requests.get(request_id)) is not None:
                 self._flush |= state.transfer_jobs - {state.load_job}
+                if self._lazy is not None:
+                    self._lazy.preempted(state)
         for copy in step.kv_cache_block_copies or ():
             self._flush |= self._jobs.fences.conflicts((copy.dst_block_id,))
         self._note_new_blocks(step)
         self._plan_stores(step, now_s)
         self._store_states(step, now_s)
+        if self._lazy is not None:
+            self._lazy.end_step(step.total_num_scheduled_tokens, now_s)
         self._manager.keep_room()
         self._quarantine.note(now_s)
         flush, self._flush = self._flush, set()
@@ -213,6 +229,8 @@ class OffloadingConnectorScheduler:
                 self._parked.discard(request_id)
                 self._unsettled.discard(request_id)
             computed_tokens = state.request.num_computed_tokens + token_count
+            if self._lazy is not None:
+                self._lazy.planned(state, computed_tokens)
             if computed_tokens >= state.offer_at and room:
                 # Who finds no room is asked again in the next step, or when it ends.
                 self._note_windows(step, state)
@@ -263,6 +281,8 @@ class OffloadingConnectorScheduler:
         is not stored.
         """
         self._manager.reset()
+        if self._lazy is not None:
+            self._lazy.forget()
         for state in self._requests.values():
             state.memo = state.wait = None
             state.stale = any(group.block_ids for group in state.groups)
@@ -307,6 +327,8 @@ class OffloadingConnectorScheduler:
         held = self._holds.job_ids()
         assert all(self._jobs.get(job_id) is not None for job_id in held), f"jobs {held} hold blocks"
         self._loads.check_invariants()
+        if self._lazy is not None:
+            self._lazy.check_invariants()
         self._manager.check_invariants(idle=not len(self._jobs) and not self._copied)
 
     # -- inside ---------------------------------------------------------------------------------
@@ -316,8 +338,8 @@ class OffloadingConnectorScheduler:
         if state is None:
             self._visits += 1
             params = request.kv_transfer_params
-            context = ReqContext(request.request_id, params, self._visits)
             limits = limits_of(request.request_id, params) if params else UNLIMITED
+            context = ReqContext(request.request_id, params, self._visits, limits.policy)
             groups = [GroupOffloadState() for _ in self._geometry.groups]
             state = RequestOffloadState(request, groups, context, limits)
             self._requests[request.request_id] = state
@@ -364,6 +386,8 @@ class OffloadingConnectorScheduler:
                 continue
             for block_ids in new_block_ids:
                 self._flush |= self._jobs.fences.conflicts(block_ids)
+                if self._lazy is not None:
+                    self._lazy.handed_out(block_ids)
             if (state := self._requests.get(request_id)) is not None:
                 for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
                     group_state.block_ids.extend(new_block_ids[group.engine_index])

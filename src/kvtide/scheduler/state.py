@@ -5,7 +5,7 @@ The owner of per-request state keeps it here, in its own table; nothing is hung 
 
 from dataclasses import dataclass, field
 
-from kvtide.geometry import KVGeometry
+from kvtide.geometry import GroupGeometry, KVGeometry
 from kvtide.jobs import JobId, ReqContext
 from kvtide.manager.base import Refusal
 from kvtide.scheduler.engine import EngineRequest
@@ -28,6 +28,8 @@ class SchedulerOffloadConfig:
         transfer_deadline_s: A copy that has not begun by then is given up.
         store_queue_bytes: Bytes of stores that may be open at once.
         with_events: Whether anyone listens to KV events.
+        lazy: Store what the engine is about to hand out, not what is complete.
+        blocks_per_step: Blocks that the engine hands out in one step at most, loads left aside.
     """
 
     geometry: KVGeometry
@@ -39,11 +41,20 @@ class SchedulerOffloadConfig:
     generated_store_tokens: int = 256
     restore_interval_tokens: int = 0
     holds_stored_blocks: bool = False
+    lazy: bool = False
+    blocks_per_step: int = 0
 
     @property
     def rank_count(self) -> int:
         """Ranks that answer each job."""
         return self.geometry.shard_count
+
+    def is_lazy(self, group: GroupGeometry) -> bool:
+        """Whether chunks of a group wait for the engine to need their blocks.
+
+        With a drafter a chunk depends on the tokens after it, which the engine's hash of a block leaves open.
+        """
+        return self.lazy and group.looks_back and not group.lookahead_hashes
 
 
 @dataclass(slots=True)
@@ -107,6 +118,8 @@ class RequestOffloadState:
         refused: Why a store was refused, and the epoch it waits to see the end of.
         being_admitted: The engine has asked and not yet told us of blocks.
         stale: The blocks hold KV of before a reset, which must not be stored.
+        planned_tokens: With lazy stores: tokens that were computed, or in the making, at the last look; no
+            limit for all it knows but the last one.
         memo: The last lookup.
         wait: What it waits for, when that is another request's load.
         offer_at: Computed tokens from which on there may be something to store.
@@ -128,13 +141,14 @@ class RequestOffloadState:
     memo: LookupMemo | None = None
     wait: Wait | None = None
     offer_at: int = 0
+    planned_tokens: int = 0
 
     def begin_admission(self, local_tokens: int) -> None:
         """Note that the engine asks on behalf of a request that owns no blocks."""
         self.local_tokens = local_tokens
         self.being_admitted = True
         self.stale = self.computed = False
-        self.offer_at = 0
+        self.offer_at = self.planned_tokens = 0
         for group in self.groups:
             group.block_ids = []
             group.next_stored_chunk_idx = 0

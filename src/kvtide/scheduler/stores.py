@@ -4,9 +4,11 @@ Turns "so many tokens are computed" into jobs: chunks that are whole and whose h
 in prefix order. What was refused for want of room is offered again only after something made room.
 """
 
+from collections.abc import Sequence
+
 from kvtide.events import ChunkContent
 from kvtide.geometry import GroupGeometry
-from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, Ids, ids
+from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, Ids, OffloadPolicy, ids
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
@@ -16,6 +18,8 @@ from kvtide.scheduler.limits import NO_LIMIT
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
 from kvtide.scheduler.restore_points import chunks_kept
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
+
+EVERY_GROUP_NOW: frozenset[int] = frozenset()
 
 
 class StorePlanner:
@@ -41,6 +45,9 @@ class StorePlanner:
         self._jobs = jobs
         self._metrics = metrics
         self.slot_bytes = 0
+        self._lazy_groups = frozenset(
+            group.group_index for group in config.geometry.groups if config.is_lazy(group)
+        )
 
     def plan(
         self, state: RequestOffloadState, computed_tokens: int, now_s: float, final: bool = False
@@ -57,18 +64,19 @@ class StorePlanner:
             final: Nothing comes after this.
         """
         request = state.request
-        last_token = self._last_token(state)
+        last_token = self.last_token(state)
         if state.stale or not last_token:
             state.offer_at = NO_LIMIT
             return
         computed_tokens = min(computed_tokens, last_token)
+        later = self._left_for_later(state)
         for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
-            if group.keeps_states:
+            if group.keeps_states or group.group_index in later:
                 continue
             # Tokens without a hash are guesses of a drafter or not sampled yet.
             hashed = group.hashed_chunks(len(request.block_hashes))
             chunk_count = min(group.full_chunks(computed_tokens), hashed)
-            if not final and chunk_count < group_state.next_stored_chunk_idx + self._piece(group):
+            if not final and chunk_count < group_state.next_stored_chunk_idx + self._piece(state, group):
                 chunk_count = min(chunk_count, group.full_chunks(request.num_prompt_tokens))
             if chunk_count > group_state.next_stored_chunk_idx and not self._still_refused(state):
                 if group.looks_back:
@@ -93,7 +101,7 @@ class StorePlanner:
             token_count % group.tokens_per_chunk
             or state.stale
             or not 0 < chunk_count <= hashed
-            or token_count > self._last_token(state)
+            or token_count > self.last_token(state)
         ):
             return
         run = group.run(state.request.block_hashes, chunk_count - 1, chunk_count)
@@ -103,7 +111,50 @@ class StorePlanner:
         if output.refusal is not None:
             self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
 
-    def _last_token(self, state: RequestOffloadState) -> int:
+    def plan_left(
+        self,
+        owner: RequestOffloadState,
+        group: GroupGeometry,
+        run: ChunkRun,
+        block_ids: Sequence[int],
+        now_s: float,
+    ) -> Refusal | None:
+        """Store what a request has left behind.
+
+        In pieces of what one step hands out: the end is needed first, and a copy of all of it may take longer
+        than a step may wait.
+
+        Args:
+            owner: Stands for the request.
+            group: Of the chunks.
+            run: Chunks whose blocks hold them; those before it are known.
+            block_ids: From the beginning of the prompt.
+            now_s: Now.
+
+        Returns:
+            Why the rest of it was refused.
+        """
+        piece = max(1, self._config.blocks_per_step // group.blocks_per_chunk)
+        for start in range(run.start, run.stop, piece):
+            offered = run.between(start, min(start + piece, run.stop))
+            output = self._manager.prepare_store(offered, owner.context, self._queue_room())
+            if stored := output.keys_to_store:
+                blocks = slice(stored.start * group.blocks_per_chunk, stored.stop * group.blocks_per_chunk)
+                self._open(owner, group, output, ids(block_ids[blocks]), now_s)
+            if output.refusal is Refusal.BELOW_THRESHOLD:
+                # All that goes counts as offered, not one piece of it.
+                rest = run.between(start, run.stop)
+                output = self._manager.prepare_store(rest, owner.context, self._queue_room())
+            if output.refusal is not None:
+                self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
+                return output.refusal
+        return None
+
+    def room_epochs(self) -> tuple[int, int]:
+        """Count what may end a refusal, of any kind."""
+        return self._epoch(Refusal.QUEUE_FULL), self._epoch(Refusal.POOL_FULL)
+
+    def last_token(self, state: RequestOffloadState) -> int:
         """Tokens of a request that may be stored."""
         if self._config.offload_prompt_only:
             return min(state.limits.max_offload_tokens, state.request.num_prompt_tokens)
@@ -112,19 +163,26 @@ class StorePlanner:
     def _next_offer(self, state: RequestOffloadState, last_token: int) -> int:
         """Say how many tokens have to be computed before there is anything new to offer."""
         prompt_tokens, offers = state.request.num_prompt_tokens, []
+        later = self._left_for_later(state)
         for group_state, group in zip(state.groups, self._config.geometry.groups, strict=True):
             tokens = (group_state.next_stored_chunk_idx + 1) * group.tokens_per_chunk
-            if tokens > last_token or group.keeps_states:
+            if tokens > last_token or group.keeps_states or group.group_index in later:
                 continue
             if tokens > prompt_tokens:
                 # What a limit cuts off is offered when the request ends.
-                tokens += (self._piece(group) - 1) * group.tokens_per_chunk
+                tokens += (self._piece(state, group) - 1) * group.tokens_per_chunk
             offers.append(tokens)
         return min(offers, default=NO_LIMIT)
 
-    def _piece(self, group: GroupGeometry) -> int:
+    def _piece(self, state: RequestOffloadState, group: GroupGeometry) -> int:
         """Chunks of what is generated that are offered together."""
+        if state.limits.policy is OffloadPolicy.REQUEST_LEVEL:
+            return 1
         return max(1, self._config.generated_store_tokens // group.tokens_per_chunk)
+
+    def _left_for_later(self, state: RequestOffloadState) -> frozenset[int]:
+        """Groups of which nothing is stored until the engine needs its blocks."""
+        return EVERY_GROUP_NOW if state.limits.policy is OffloadPolicy.REQUEST_LEVEL else self._lazy_groups
 
     def _offer(
         self,
@@ -156,10 +214,12 @@ class StorePlanner:
         unnamed = geometry.finest.lookahead_hashes * geometry.finest.tokens_per_hash
         whole = {prompt_tokens - 1, prompt_tokens, end_tokens}
         ends = {geometry.restore_point(max(0, end - short)) for end in whole for short in (0, unnamed)}
+        as_a_whole = state.limits.policy is OffloadPolicy.REQUEST_LEVEL
+        interval_tokens = geometry.restore_interval if as_a_whole else self._interval_tokens
         first = self._first_held(group_state, group, chunk_count)
         group_state.next_stored_chunk_idx = chunk_count
         state.refused = None
-        for kept in chunks_kept(group, self._interval_tokens, ends, first, chunk_count):
+        for kept in chunks_kept(group, interval_tokens, ends, first, chunk_count):
             run = group.run(state.request.block_hashes, kept.start, kept.stop)
             self._store(state, group_state, group, run, now_s)
 

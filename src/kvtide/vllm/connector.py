@@ -34,8 +34,10 @@ from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from kvtide.vllm.events import to_vllm  # noqa: E402
 from kvtide.vllm.layout import (  # noqa: E402
+    blocks_per_step,
     geometry_of,
     kv_bytes_of,
+    refuse_blind_stores,
     refuse_unverified,
     required_layout,
     writes_new_blocks_first,
@@ -79,6 +81,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         super().__init__(vllm_config, role, kv_cache_config)
         refuse_unverified(vllm_config)
         self._settings = config_of(self._kv_transfer_config.kv_connector_extra_config)
+        refuse_blind_stores(vllm_config, self._settings.store_policy)
         self._spec = OffloadingSpec(self._settings)
         self._geometry = geometry_of(vllm_config, kv_cache_config, self._settings.blocks_per_chunk)
         self._metrics = MetricsDelta()
@@ -97,6 +100,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 self._metrics,
                 with_events,
                 writes_new_blocks_first(vllm_config, kv_cache_config),
+                blocks_per_step(vllm_config, self._geometry),
             )
         else:
             device = vllm_config.device_config.device_type
@@ -126,7 +130,9 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def get_required_kvcache_layout(cls, vllm_config: "VllmConfig") -> str | None:
         """Ask for the cheapest layout, and be the first to refuse what cannot work."""
         refuse_unverified(vllm_config)
-        OffloadingSpec(config_of(vllm_config.kv_transfer_config.kv_connector_extra_config))
+        settings = config_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
+        refuse_blind_stores(vllm_config, settings.store_policy)
+        OffloadingSpec(settings)
         return required_layout(vllm_config)
 
     @classmethod

@@ -46,6 +46,18 @@ def refuse_unverified(vllm_config: "VllmConfig") -> None:
             raise ConfigError(name, value, f"this kvtide is verified with {verified!r} only")
 
 
+def refuse_blind_stores(vllm_config: "VllmConfig", store_policy: str) -> None:
+    """Refuse lazy stores where the engine keeps no hashes by which a free block could be known again.
+
+    Raises:
+        ConfigError: Names the setting.
+    """
+    if store_policy == "lazy" and not vllm_config.cache_config.enable_prefix_caching:
+        raise ConfigError(
+            "store_policy", store_policy, "needs vLLM's prefix caching, which is off; give eager"
+        )
+
+
 def required_layout(vllm_config: "VllmConfig") -> str | None:
     """Name the layout to ask for; None where vLLM offers no choice (its CPU backend reads one only)."""
     return None if vllm_config.device_config.device_type == "cpu" else DENSE_LAYOUT
@@ -151,6 +163,13 @@ def writes_new_blocks_first(vllm_config: "VllmConfig", kv_cache_config: "KVCache
     vLLM's newer model runner prepares blocks first, for models that need it, and calls the connector then.
     """
     return bool(vllm_config.use_v2_model_runner and kv_cache_config.needs_kv_cache_zeroing)
+
+
+def blocks_per_step(vllm_config: "VllmConfig", geometry: KVGeometry) -> int:
+    """Blocks that a step hands out at most, loads left aside: each request may begin one in each group."""
+    limits = vllm_config.scheduler_config
+    tokens, requests = limits.max_num_batched_tokens, limits.max_num_seqs
+    return sum(min(tokens, tokens // group.tokens_per_block + requests) for group in geometry.groups)
 
 
 def kv_bytes_of(kv_cache_config: "KVCacheConfig") -> int:

@@ -9,6 +9,7 @@ from typing import Any
 
 from vllm.lora.request import LoRARequest
 
+from kvtide.jobs import OffloadPolicy
 from kvtide.vllm.testing.model import PatternModel
 from kvtide.vllm.testing.shape import EngineShape, Siblings
 from kvtide.vllm.testing.sibling import HELD
@@ -56,7 +57,8 @@ class Ask:
         """What is special about it, for counting."""
         params = self.arguments.get("extra_args", {}).get("kv_transfer_params", {})
         special = set(self.arguments) - {"extra_args"}
-        special |= {"of a sibling" if name == HELD else "limits" for name in params}
+        told = {HELD: "of a sibling", "offload_policy": "stored whole"}
+        special |= {told.get(name, "limits") for name in params}
         return special | ({"adapter or salt"} if self.identity.name else set())
 
     def all_arguments(self) -> dict[str, Any]:
@@ -174,6 +176,8 @@ class Asker:
         if chance.random() < 0.06:
             name = chance.choice(("max_load_tokens", "max_offload_tokens", "no_read", "no_write"))
             params[name] = chance.randrange(40) if name.startswith("max") else True
+        elif chance.random() < 0.06:
+            params["offload_policy"] = OffloadPolicy.REQUEST_LEVEL.value
         if params:
             arguments["extra_args"] = {"kv_transfer_params": params}
         return arguments

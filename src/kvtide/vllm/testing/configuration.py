@@ -64,6 +64,7 @@ class Configuration:
                 "transfer_deadline_s": chance.choice((0.3, 2.0)),
                 "store_queue": chance.choice((4096, 1 << 20, 1 << 20)),
                 "self_test": chance.random() < 0.2,
+                "store_policy": chance.choice(("eager", "eager", "lazy")),
             },
         )
 

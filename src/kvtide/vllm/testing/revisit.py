@@ -1,9 +1,11 @@
 """Whether what was asked is hit when it is asked again, or a cache is only ever written.
 
 Asks an engine at rest, empties its device and asks again; counts what came from host memory against what has
-to. Knows how many tokens a prompt, an answer and a chunk have; does not know where chunks are.
+to. What is stored lazily is pushed out by others in between. Knows how many tokens a prompt, an answer and a
+chunk have; does not know where chunks are.
 """
 
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -12,6 +14,7 @@ from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.model import PatternModel
 from kvtide.vllm.testing.promises import HangError, LeakError
 from kvtide.vllm.testing.rest import pools_of
+from kvtide.vllm.testing.shape import MAX_MODEL_LEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +89,8 @@ class Revisit:
     def _hits(self, prompt: list[int], count: int) -> int:
         """Ask with an empty device; count the tokens that came from host memory."""
         engine, name = self._engine, f"again{self._number + self._asked}"
+        if self._asked and engine.shape.settings["store_policy"] == "lazy":
+            self._push_out(name)
         self._asked += 1
         engine.scheduler.reset_prefix_cache()
         before = _hit_tokens(engine)
@@ -100,6 +105,18 @@ class Revisit:
         if engine.outputs[name] != due:
             raise HangError(f"{name}: {engine.outputs[name]} where {due} was due")
         return _hit_tokens(engine) - before
+
+    def _push_out(self, name: str) -> None:
+        """Ask so much else that the engine hands out every block once; of that nothing is kept."""
+        shape = self._engine.shape
+        fits = (shape.num_blocks - 3) // len(shape.groups) * shape.tokens_per_block
+        tokens = min(fits, MAX_MODEL_LEN - 2)
+        for index in range(-(-shape.num_blocks * shape.tokens_per_block // tokens)):
+            draw = random.Random(f"{name} {index}")
+            kept_out = {"kv_transfer_params": {"no_read": True, "no_write": True}}
+            prompt = [draw.randrange(90) for _ in range(tokens)]
+            self._engine.add(f"pushes out before {name}, {index}", prompt, 1, extra_args=kept_out)
+            self._settle()
 
     def _due_of_prompt(self, prompt_tokens: int) -> int:
         chunks = (prompt_tokens - 1) // self._tokens_per_chunk

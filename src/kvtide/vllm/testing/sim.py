@@ -93,6 +93,8 @@ MUST_HAPPEN = (
     "ask: of a sibling",
     "ask: adapter or salt",
     "engine: window",
+    "engine: lazy",
+    "ask: stored whole",
     "engine: sibling before",
     "engine: sibling after",
     "ask: limits",

@@ -326,6 +326,7 @@ class Walk:
         if engine.ledger is not None:
             report.happened["events about host memory"] += engine.ledger.event_count
         report.happened["engine: window"] += len(self.shape.groups) > 1
+        report.happened[f"engine: {self.shape.settings['store_policy']}"] += 1
         report.happened[f"engine: sibling {self.shape.siblings.value}"] += 1
         report.happened["load checked"] += engine.checked_loads
         for name, value in engine.counted.data.items():
