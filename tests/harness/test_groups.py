@@ -4,42 +4,113 @@ The bytes are judged by the model engine's oracle, after each load and before ea
 """
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from kvtide.jobs import Direction
+from kvtide.jobs import Direction, JobId
 from kvtide.testing import HeldDevice
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.groups import GroupShape, Kind
 from kvtide.vllm.testing.model import PatternModel
+from kvtide.vllm.testing.promises import WrongBytesError
+from kvtide.vllm.testing.reach import Reach
 from kvtide.vllm.testing.shape import EngineShape, Runner
 
-FULL = GroupShape(("full.0", "full.1"), 4)
-RECURRENT = GroupShape(("recurrent.0", "recurrent.1", "recurrent.2"), 4, Kind.MAMBA, words=3)
 
-SHAPES = {
-    "recurrent beside full attention": EngineShape(groups=(FULL, RECURRENT)),
-    "recurrent, layers together": EngineShape(groups=(FULL, RECURRENT), block_first=True),
+def group(name: str, *arguments: Any, layers: int = 2, **more: Any) -> GroupShape:
+    return GroupShape(tuple(f"{name}.{layer}" for layer in range(layers)), *arguments, **more)
+
+
+FULL = group("full", 4)
+LATENT = group("latent", 4, Kind.MLA, words=2)
+WINDOW = group("window", 4, Kind.WINDOW, 10)
+RECURRENT = group("recurrent", 4, Kind.MAMBA, words=3)
+DRAFT = group("draft", 4, draft=True, layers=1)
+
+
+ONE_GROUP = {
+    "full attention": EngineShape(groups=(FULL,)),
+    "full attention, padded pages": EngineShape(groups=(replace(FULL, padded_words=7),)),
+    "latent attention": EngineShape(groups=(LATENT,), rank_count=2),
     "recurrent alone": EngineShape(groups=(RECURRENT,)),
+}
+SEVERAL_GROUPS = {
+    "a window": EngineShape(groups=(FULL, WINDOW)),
+    "windows, packed and padded": EngineShape(
+        groups=(FULL, replace(WINDOW, padded_words=9), group("wide", 4, Kind.WINDOW, 6, words=3, layers=1)),
+        block_first=True,
+    ),
+    "latent attention, full and windowed": EngineShape(
+        groups=(LATENT, group("narrow", 4, Kind.WINDOW_MLA, 10)), rank_count=2, block_first=True
+    ),
+    "chunked-local attention": EngineShape(groups=(FULL, group("local", 4, Kind.CHUNKED, 28))),
+    "recurrent beside full attention": EngineShape(groups=(FULL, RECURRENT)),
+    "recurrent, packed": EngineShape(groups=(FULL, RECURRENT), block_first=True),
     "two recurrent groups": EngineShape(
-        groups=(FULL, RECURRENT, GroupShape(("recurrent.3",), 4, Kind.MAMBA, words=2))
+        groups=(FULL, RECURRENT, group("other", 4, Kind.MAMBA, words=2, layers=1))
     ),
     "recurrent, newer runner": EngineShape(groups=(FULL, RECURRENT), runner=Runner.V2),
+    "recurrent, hashes finer than blocks": EngineShape(groups=(FULL, RECURRENT), match_tokens=2),
+    "recurrent beside a window": EngineShape(groups=(FULL, RECURRENT, WINDOW)),
+    "larger blocks of full attention": EngineShape(groups=(group("large", 8), WINDOW)),
+    "smaller blocks of full attention": EngineShape(groups=(FULL, group("large", 8, Kind.WINDOW, 10))),
+    "a ring that is never cached": EngineShape(
+        groups=(LATENT, group("ring", 8, Kind.RING, 4)), block_first=True
+    ),
 }
+PARALLEL = {
+    "a block's tokens over two ranks": EngineShape(groups=(group("full", 4, context_ranks=2),), rank_count=2),
+    "a block's tokens over two of four ranks": EngineShape(
+        groups=(group("latent", 2, Kind.MLA, context_ranks=2),), rank_count=4
+    ),
+    "a block's tokens over two ranks, recurrent": EngineShape(
+        groups=(group("full", 4, context_ranks=2), RECURRENT), rank_count=2
+    ),
+    "two stages": EngineShape(groups=(FULL, WINDOW), rank_count=2, stages=2),
+    "two stages of two ranks": EngineShape(groups=(FULL,), rank_count=4, stages=2, runner=Runner.V2),
+}
+GUESSES = {
+    "guesses from the prompt": EngineShape(groups=(FULL,), guesses=2, runner=Runner.V1_DRAFTING),
+    "guesses from the prompt, a window": EngineShape(
+        groups=(FULL, WINDOW), guesses=3, runner=Runner.V1_DRAFTING
+    ),
+    "a drafter with layers of its own": EngineShape(
+        groups=(FULL, DRAFT), guesses=2, runner=Runner.V1_DRAFTING
+    ),
+    "a drafter, newer runner": EngineShape(groups=(FULL, DRAFT), guesses=2, runner=Runner.V2),
+    "guesses and states": EngineShape(
+        groups=(FULL, replace(RECURRENT, guesses=2)), guesses=2, runner=Runner.V1_DRAFTING
+    ),
+    "a drafter and states": EngineShape(
+        groups=(FULL, replace(RECURRENT, guesses=2), DRAFT), guesses=2, runner=Runner.V2
+    ),
+}
+SHAPES = {**ONE_GROUP, **SEVERAL_GROUPS, **PARALLEL, **GUESSES}
 
 
 @pytest.fixture(params=list(SHAPES))
-def shape(request: pytest.FixtureRequest) -> EngineShape:
-    return SHAPES[request.param]
+def shape(request: pytest.FixtureRequest, asynchronous: bool) -> EngineShape:
+    return replace(SHAPES[request.param], asynchronous=asynchronous, num_blocks=65)
 
 
-def engine_of(folder: Path, shape: EngineShape) -> ModelEngine:
-    copiers: dict[Any, HeldDevice] = {}
+class Forgetful(HeldDevice):
+    """Says that it has copied."""
+
+    def finish(self, job_id: JobId | None = None) -> None:
+        for ended in self.held if job_id is None else [job_id]:
+            del self._open[ended]
+            self._note(ended, 0, success=True)
+
+
+def engine_of(folder: Path, shape: EngineShape, loads: type[HeldDevice] = HeldDevice) -> ModelEngine:
+    copiers: dict[tuple[int, Direction], HeldDevice] = {}
 
     def copier(rank: int, direction: Direction) -> HeldDevice:
-        one = copiers.setdefault((rank, direction), HeldDevice(direction))
+        kind = loads if direction is Direction.LOAD else HeldDevice
+        one = copiers.setdefault((rank, direction), kind(direction))
         one.auto_finish = True
         return one
 
@@ -68,22 +139,58 @@ def ask(engine: ModelEngine, name: str, prompt: list[int], max_tokens: int = 6) 
     return int(engine.counted.data.get("hit_tokens|host", 0)) - before
 
 
+def empty(engine: ModelEngine) -> None:
+    """Empty the device: hashes and bytes."""
+    assert engine.scheduler.reset_prefix_cache()
+    engine.memory.clear(range(engine.shape.num_blocks))
+
+
 def tokens(count: int, seed: int) -> list[int]:
     chance = random.Random(seed)
     return [chance.randrange(90) for _ in range(count)]
 
 
-def test_stored_pushed_out_asked_again_hit_and_exact(
-    tmp_path: Path, shape: EngineShape, asynchronous: bool
-) -> None:
-    import dataclasses
-
-    engine = engine_of(tmp_path, dataclasses.replace(shape, asynchronous=asynchronous))
-    prompt = tokens(41, seed=1)
+def stores_evicts_and_hits(folder: Path, shape: EngineShape) -> None:
+    engine = engine_of(folder, shape)
+    reach = Reach(shape, engine.hash_tokens)
+    # Of states one is left where the last whole block of a prompt ends: it has to end a chunk too.
+    count = next(count for count in range(41, 70) if reach.of_prompt(count) >= 32)
+    prompt = tokens(count, seed=1)
     assert ask(engine, "first", prompt) == 0
-    assert engine.scheduler.reset_prefix_cache()
-    hit = ask(engine, "again", prompt)
-    assert hit >= 32
+    empty(engine)
+    assert ask(engine, "again", prompt) >= reach.of_prompt(count)
     for group in shape.groups:
-        assert engine.oracle.loaded_words[group.kind.value] > 0
+        assert (engine.oracle.loaded_words[group.kind.value] > 0) == group.offloaded
+    engine.close()
+
+
+def test_what_was_stored_is_hit_and_exact(tmp_path: Path, shape: EngineShape) -> None:
+    stores_evicts_and_hits(tmp_path, shape)
+
+
+def test_what_was_stored_in_chunks_of_several_blocks_is_hit_and_exact(
+    tmp_path: Path, shape: EngineShape
+) -> None:
+    stores_evicts_and_hits(tmp_path, replace(shape, settings={"blocks_per_chunk": 2}))
+
+
+def test_what_follows_a_prompt_goes_on_from_what_was_stored(tmp_path: Path, shape: EngineShape) -> None:
+    engine = engine_of(tmp_path, shape)
+    prompt = tokens(42, seed=2)
+    ask(engine, "first turn", prompt, 12)
+    empty(engine)
+    turn = [*prompt, *engine.outputs["first turn"], *tokens(9, seed=3)]
+    assert ask(engine, "second turn", turn, 8) >= 24
+    empty(engine)
+    assert ask(engine, "and again", turn, 8) >= 40
+    engine.close()
+
+
+def test_a_load_that_brings_nothing_is_seen_in_every_kind(tmp_path: Path, shape: EngineShape) -> None:
+    engine = engine_of(tmp_path, replace(shape, settings={"self_test": False}), Forgetful)
+    prompt = tokens(41, seed=1)
+    ask(engine, "first", prompt)
+    empty(engine)
+    with pytest.raises(WrongBytesError, match="loaded"):
+        ask(engine, "again", prompt)
     engine.close()

@@ -81,8 +81,7 @@ class Asker:
     def __init__(self, chance: random.Random, shape: EngineShape) -> None:
         self._chance = chance
         self._shape = shape
-        # Each group needs blocks of its own.
-        self._longest = min((shape.num_blocks - 3) // len(shape.groups) * shape.tokens_per_block, 360)
+        self._longest = min(shape.longest_tokens, 360)
         self._stems: list[tuple[list[int], Identity]] = []
         self._asked: list[Ask] = []
         self._crowded = False

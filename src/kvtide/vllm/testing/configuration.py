@@ -8,7 +8,7 @@ import itertools
 import random
 from dataclasses import dataclass
 
-from kvtide.vllm.testing.groups import GroupShape, Kind
+from kvtide.vllm.testing.draws import draw_model
 from kvtide.vllm.testing.shape import EngineShape, Runner, Siblings
 
 FLUSH_LIMIT_S = 0.02
@@ -41,10 +41,10 @@ class Configuration:
 
     def shape(self, chance: random.Random) -> EngineShape:
         """Draw the rest."""
-        tokens_per_block = chance.choice((2, 4, 4, 8))
+        model = draw_model(chance, self.rank_count)
         return EngineShape(
             chance.choice((22, 30, 44) if self.small else (130, 200, 260)),
-            _groups(chance, tokens_per_block),
+            model.groups,
             self.asynchronous,
             self.runner,
             self.rank_count,
@@ -54,6 +54,11 @@ class Configuration:
             siblings=chance.choice((Siblings.NONE, Siblings.NONE, Siblings.BEFORE, Siblings.AFTER)),
             with_events=chance.random() < 0.3,
             host_pages=chance.choice((1, 1, 2, 4) if self.small else (1, 8, 32)),
+            family=model.family,
+            stages=model.stages,
+            guesses=model.guesses,
+            match_tokens=model.match_tokens,
+            retention_tokens=model.retention_tokens,
             settings={
                 "eviction_policy": self.policy,
                 "blocks_per_chunk": chance.choice((1, 1, 2, 3)),
@@ -67,20 +72,6 @@ class Configuration:
                 "store_policy": chance.choice(("eager", "eager", "lazy")),
             },
         )
-
-
-def _groups(chance: random.Random, tokens_per_block: int) -> tuple[GroupShape, ...]:
-    """Full attention alone, or beside one or two groups that see a window."""
-    windows = chance.choice(((), (), (1,), (1, 1)))
-    return tuple(
-        GroupShape(
-            tuple(f"{kind}{index}.layers.{layer}" for layer in range(chance.choice((1, 2, 3)))),
-            tokens_per_block,
-            Kind.WINDOW if windowed else Kind.FULL,
-            chance.choice((2, 5, 8, 13, 24, 50)) if windowed else None,
-        )
-        for index, (kind, windowed) in enumerate((("full", False), *(("window", True) for _ in windows)))
-    )
 
 
 CONFIGURATIONS = tuple(

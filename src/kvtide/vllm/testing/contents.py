@@ -34,6 +34,26 @@ class Cached(NamedTuple):
     beyond: int = 0
 
 
+class Loaded(NamedTuple):
+    """What a rank says to have brought.
+
+    Attributes:
+        rank: Which rank.
+        request_id: For whom.
+        demanded: The request.
+        table: ``int64[blocks]``: ids of its blocks.
+        end: Tokens it has now; what a query there sees has to be right.
+        local_tokens: So many of them the engine had itself.
+    """
+
+    rank: int
+    request_id: str
+    demanded: Demanded
+    table: np.ndarray
+    end: int
+    local_tokens: int
+
+
 class Contents(ABC):
     """What one group holds.
 
@@ -77,8 +97,8 @@ class Contents(ABC):
         """Do what follows once it is known which guesses were right."""
 
     @abstractmethod
-    def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
-        """Check what a rank says to have brought, for a query at ``end``; returns the words looked at."""
+    def check_loaded(self, loaded: Loaded) -> int:
+        """Check what a rank says to have brought; returns the words looked at."""
 
     @abstractmethod
     def write_loaded(self, rank: int, demanded: Demanded, table: np.ndarray, tokens: range) -> None:
@@ -139,11 +159,10 @@ class TokenContents(Contents):
     def settle(self, spans: Sequence[Span]) -> None:
         """Do nothing: what a wrong guess left is written again."""
 
-    def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
-        tokens = self.group.tokens_of(self.group.shard_of(rank), self.group.first_read(end), end)
-        ranks = slice(rank, rank + 1)
-        found = self.memory.read(self.group_index, self.group.places(table, tokens), ranks)
-        self.compare(found, demanded.states[tokens], ranks, f"{request}: loaded {end} tokens")
+    def check_loaded(self, loaded: Loaded) -> int:
+        tokens, ranks, found = self.brought(loaded)
+        what = f"{loaded.request_id}: loaded {loaded.end} tokens"
+        self.compare(found, loaded.demanded.states[tokens], ranks, what)
         return found.size
 
     def write_loaded(self, rank: int, demanded: Demanded, table: np.ndarray, tokens: range) -> None:
@@ -163,6 +182,14 @@ class TokenContents(Contents):
                 words.append(self.words(one.demanded)[tokens])
             found = self.memory.read(self.group_index, np.concatenate(places), ranks)
             self.compare(found, np.concatenate(words), ranks, f"{len(cached)} cached blocks")
+
+    def brought(self, loaded: Loaded) -> tuple[np.ndarray, slice, np.ndarray]:
+        """Look at tokens of which a rank says that they are there: those tokens, the rank, their words."""
+        first = self.group.first_read(loaded.end)
+        tokens = self.group.tokens_of(self.group.shard_of(loaded.rank), first, loaded.end)
+        ranks = slice(loaded.rank, loaded.rank + 1)
+        places = self.group.places(loaded.table, tokens)
+        return tokens, ranks, self.memory.read(self.group_index, places, ranks)
 
     def words(self, demanded: Demanded) -> np.ndarray:
         """What a request demands, token by token."""
@@ -211,7 +238,7 @@ class RingContents(TokenContents):
             found = self.memory.read(self.group_index, self._places(span, tokens))
             self.compare(found, span.demanded.states[tokens], slice(None), f"{span.request_id}: ring")
 
-    def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
+    def check_loaded(self, loaded: Loaded) -> int:
         return 0
 
     def write_loaded(self, rank: int, demanded: Demanded, table: np.ndarray, tokens: range) -> None:

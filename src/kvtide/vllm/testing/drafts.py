@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvtide.vllm.testing.contents import WRONG, Cached, TokenContents
+from kvtide.vllm.testing.contents import WRONG, Cached, Loaded, TokenContents
 from kvtide.vllm.testing.demands import Demanded, Span, follows_some_token
 from kvtide.vllm.testing.memory import DeviceMemory
 
@@ -44,17 +44,24 @@ class DraftContents(TokenContents):
         for span in spans:
             self._check(span.request_id, span.demanded, span.tables[self.group_index], span.begin, span.kept)
 
-    def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
-        tokens = self.group.tokens_of(self.group.shard_of(rank), self.group.first_read(end), end)
-        ranks = slice(rank, rank + 1)
-        found = self.memory.read(self.group_index, self.group.places(table, tokens), ranks)
-        right = found ^ self.marks[ranks] == demanded.drafted[tokens]
-        known = np.isin(found[0, 0] ^ self.marks[rank, 0], list(self._of_others))
-        if not (right | known).all():
-            self.compare(
-                found, demanded.drafted[tokens], ranks, f"{request}: loaded {end} tokens of a drafter"
-            )
-        return found.size
+    def check_loaded(self, loaded: Loaded) -> int:
+        tokens, ranks, found = self.brought(loaded)
+        # What the engine had itself may be of this very step, and the drafter has not run yet.
+        mine = tokens >= loaded.local_tokens
+        what = f"{loaded.request_id}: loaded {loaded.end} tokens of a drafter"
+        nowhere = np.zeros(int(mine.sum()), dtype=bool)
+        self._compare_drafted(found[..., mine], ranks, tokens[mine], loaded.demanded, nowhere, what)
+        return int(found[..., mine].size)
+
+    def check_cached(self, cached: Sequence[Cached]) -> None:
+        for one in cached:
+            begin = self.group.column(one.end) * self.group.block_tokens
+            table = np.full(one.end // self.group.block_tokens + 1, one.block)
+            for shard, ranks in enumerate(self.group.shards()):
+                tokens = self.group.tokens_of(shard, begin, self.determined(one))
+                found = self.memory.read(self.group_index, self.group.places(table, tokens), ranks)
+                what = f"block {one.block} of a drafter after {one.end} tokens"
+                self._compare_drafted(found, ranks, tokens, one.demanded, tokens < 0, what)
 
     def words(self, demanded: Demanded) -> np.ndarray:
         return demanded.drafted
@@ -66,19 +73,26 @@ class DraftContents(TokenContents):
         for shard, ranks in enumerate(self.group.shards()):
             tokens = self.group.tokens_of(shard, self.group.first_read(begin), end)
             found = self.memory.read(self.group_index, self.group.places(table, tokens), ranks)
-            words = found ^ self.marks[ranks]
-            wrong = words != demanded.drafted[tokens]
-            if not wrong.any():
-                continue
-            last = (tokens + 1) % self.group.block_tokens == 0
-            other = (
-                last
-                & (tokens < begin)
-                & follows_some_token(words, demanded.states[tokens])
-                & (words == words[:1, :1])
-            )
-            if (wrong & ~other).any():
-                self.compare(
-                    found, demanded.drafted[tokens], ranks, f"{request}: drafting from {begin} to {end}"
-                )
-            self._of_others.update(words[0, 0][wrong.any((0, 1))].tolist())
+            what = f"{request}: drafting from {begin} to {end}"
+            self._compare_drafted(found, ranks, tokens, demanded, tokens < begin, what)
+
+    def _compare_drafted(
+        self,
+        found: np.ndarray,
+        ranks: slice,
+        tokens: np.ndarray,
+        demanded: Demanded,
+        local: np.ndarray,
+        what: str,
+    ) -> None:
+        words = found ^ self.marks[ranks]
+        wrong = words != demanded.drafted[tokens]
+        if not wrong.any():
+            return
+        # From the engine's own cache, or from host memory where that was stored.
+        last = local & ((tokens + 1) % self.group.block_tokens == 0)
+        other = last & follows_some_token(words, demanded.states[tokens])
+        other |= np.isin(words, list(self._of_others))
+        if (wrong & ~(other & (words == words[:1, :1]))).any():
+            self.compare(found, demanded.drafted[tokens], ranks, what)
+        self._of_others.update(words[0, 0][wrong[0, 0]].tolist())

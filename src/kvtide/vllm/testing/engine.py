@@ -48,7 +48,7 @@ from kvtide.vllm.testing.runner import ModelRunner
 from kvtide.vllm.testing.shape import EngineShape
 from kvtide.vllm.testing.sibling import SiblingLoad
 from kvtide.vllm.testing.tables import WorkerTables
-from kvtide.vllm.testing.upstream import forget_what_was_not_computed
+from kvtide.vllm.testing.upstream import copy_only_what_is_computed, forget_what_was_not_computed
 
 HOOKS = (
     "on_new_request",
@@ -126,8 +126,10 @@ class ModelEngine:
             log_stats=True,
         )
         forget_what_was_not_computed(self.scheduler)
+        copy_only_what_is_computed(self.scheduler)
         self.ledger: EventLedger | None = None
-        if shape.with_events:
+        # With a drafter kvtide announces nothing.
+        if shape.with_events and not shape.has_drafter:
             self.scheduler.kv_event_publisher = self.ledger = EventLedger()
         self.connector = own_connector(self.scheduler.connector)
         self.longest_hook_s: tuple[float, str] = (0.0, "")
@@ -271,8 +273,14 @@ class ModelEngine:
         for request_id in sorted(request_ids):
             request = self.scheduler.requests.get(request_id)
             if request is not None:
-                tables = self._tables_of(self.scheduler.kv_cache_manager.get_block_ids(request_id))
-                self.oracle.check_loaded(rank, request_id, tables, request.num_computed_tokens)
+                blocks = self.scheduler.kv_cache_manager.get_blocks(request_id)
+                # What is being loaded has no hash yet.
+                local = [
+                    sum(block.block_hash is not None for block in of_group) * group.block_tokens
+                    for of_group, group in zip(blocks.blocks, self.shape.groups, strict=True)
+                ]
+                tables = self._tables_of(blocks.get_block_ids())
+                self.oracle.check_loaded(rank, request_id, tables, request.num_computed_tokens, local)
                 self.checked_loads += 1
 
     def _tables_of(self, block_ids: Sequence[Sequence[int]]) -> list[np.ndarray]:

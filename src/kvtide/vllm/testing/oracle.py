@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kvtide.vllm.testing.contents import Cached, Contents, RingContents, TokenContents
+from kvtide.vllm.testing.contents import Cached, Contents, Loaded, RingContents, TokenContents
 from kvtide.vllm.testing.demands import Demanded, Span
 from kvtide.vllm.testing.drafts import DraftContents
 from kvtide.vllm.testing.groups import Kind
@@ -97,14 +97,29 @@ class Oracle:
         for contents, table in zip(self._contents, tables, strict=True):
             contents.write_loaded(rank, self._requests[request_id], table, tokens)
 
-    def check_loaded(self, rank: int, request_id: str, tables: Sequence[np.ndarray], end: int) -> None:
+    def check_loaded(
+        self,
+        rank: int,
+        request_id: str,
+        tables: Sequence[np.ndarray],
+        end: int,
+        local_tokens: Sequence[int],
+    ) -> None:
         """Check what a rank has just said to be there.
+
+        Args:
+            rank: Which rank.
+            request_id: For whom.
+            tables: Ids of its blocks per group.
+            end: Tokens it has now.
+            local_tokens: So many of them the engine had itself, per group.
 
         Raises:
             WrongBytesError: One of the tokens that a query at ``end`` sees is not.
         """
-        for contents, table in zip(self._contents, tables, strict=True):
-            count = contents.check_loaded(rank, request_id, self._requests[request_id], table, end)
+        demanded = self._requests[request_id]
+        for contents, table, local in zip(self._contents, tables, local_tokens, strict=True):
+            count = contents.check_loaded(Loaded(rank, request_id, demanded, table, end, local))
             self.loaded_words[contents.group.kind.value] += count
 
     # -- the engine's own cache -----------------------------------------------------------------------

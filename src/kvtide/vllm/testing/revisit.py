@@ -13,6 +13,7 @@ from kvtide.vllm.testing.asks import Ask
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.model import PatternModel
 from kvtide.vllm.testing.promises import HangError, LeakError
+from kvtide.vllm.testing.reach import Reach
 from kvtide.vllm.testing.rest import pools_of
 from kvtide.vllm.testing.shape import MAX_MODEL_LEN
 
@@ -50,8 +51,7 @@ class Revisit:
         self._asked = 0
         settings = engine.shape.settings
         self._times = int(settings["store_threshold"])
-        self._windows = len(engine.shape.groups) - 1
-        self._tokens_per_chunk = engine.shape.tokens_per_block * int(settings["blocks_per_chunk"])
+        self._reach = Reach(engine.shape, engine.hash_tokens)
         # A pool keeps a part of itself free ahead of time, and a prompt may be longer than the pool.
         self._fits = engine.connector._deciding._manager.capacity * 39 // 40 - 1
         # What found the queue of stores full is offered again, but a short request may be gone by then.
@@ -72,11 +72,11 @@ class Revisit:
             self._hits(prompt, 1)
         due, hit_tokens = self._due_of_prompt(len(prompt)), self._hits(prompt, 1)
         # In a full pool, the chunks of one group may push out those of another before it is used to both.
-        for _ in range(2 if self._windows else 0):
+        for _ in range(0 if self._reach.one_prefix else 2):
             if hit_tokens < due:
                 hit_tokens = self._hits(prompt, 1)
         self._demand("prompt", hit_tokens, due)
-        count = min(2 * self._tokens_per_chunk + 3, longest_tokens - len(prompt) - 2)
+        count = min(2 * self._reach.interval_tokens + 3, longest_tokens - len(prompt) - 2)
         if count < 2:
             return Revisited(self._asked, hit_tokens, 0)
         for _ in range(self._times):
@@ -119,27 +119,23 @@ class Revisit:
             self._settle()
 
     def _due_of_prompt(self, prompt_tokens: int) -> int:
-        chunks = (prompt_tokens - 1) // self._tokens_per_chunk
         room = min(self._fits, self._queue)
-        if self._windows and self._stored(prompt_tokens) > room:
-            return 0  # a point that not all groups could store is none
-        return min(chunks, room) * self._tokens_per_chunk
+        due = self._reach.of_prompt(prompt_tokens)
+        if self._reach.one_prefix:
+            return min(due, room * self._reach.interval_tokens)
+        # A point that not all groups could store is none.
+        return due if self._reach.chunks(prompt_tokens) <= room else 0
 
     def _due_of_turn(self, prompt_tokens: int, count: int) -> int:
         # The last token has no KV; with asynchronous scheduling the one before it may be under way.
         computed = prompt_tokens + count - 1 - self._engine.shape.asynchronous
-        if self._stored(computed) > min(self._fits, self._queue):
+        if self._reach.chunks(computed) > min(self._fits, self._queue):
             # How the rest of a full pool or queue is shared is nobody's promise.
-            return 0 if self._windows else self._due_of_prompt(prompt_tokens)
-        if self._windows or self._engine.shape.settings["offload_prompt_only"]:
+            return self._due_of_prompt(prompt_tokens) if self._reach.one_prefix else 0
+        if not self._reach.one_prefix or self._engine.shape.settings["offload_prompt_only"]:
             # Behind a window of what is generated blocks are gone before anything is stored.
             return self._due_of_prompt(prompt_tokens)
-        return computed // self._tokens_per_chunk * self._tokens_per_chunk
-
-    def _stored(self, tokens: int) -> int:
-        """Chunks of all groups; one that sees a window is stored block by block."""
-        stored = tokens // self._tokens_per_chunk
-        return stored + self._windows * (tokens // self._engine.shape.tokens_per_block)
+        return self._reach.of_prompt(computed + 1)
 
     def _demand(self, what: str, hit_tokens: int, due: int) -> None:
         if hit_tokens < due:

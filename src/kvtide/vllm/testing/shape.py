@@ -73,6 +73,7 @@ class EngineShape:
         siblings: Whether another connector loads too.
         with_events: Somebody listens to KV events.
         host_pages: Pages of host memory of each rank; kvtide maps whole ones.
+        family: What kind of model it is, for counting.
         stages: Of a pipeline; the ranks are shared out among them.
         guesses: Tokens that a drafter guesses ahead; 0 without one.
         match_tokens: Tokens of a block hash, where they are fewer than those of any block.
@@ -92,6 +93,7 @@ class EngineShape:
     siblings: Siblings = Siblings.NONE
     with_events: bool = False
     host_pages: int = 8
+    family: str = "by hand"
     stages: int = 1
     guesses: int = 0
     match_tokens: int | None = None
@@ -105,8 +107,19 @@ class EngineShape:
 
     @property
     def blocks_per_tokens(self) -> int:
-        """Blocks of all groups that ``tokens_per_block`` tokens take at most."""
-        return sum(self.tokens_per_block // group.block_tokens for group in self.groups)
+        """Blocks that ``tokens_per_block`` tokens take at most, in all groups that grow with a request."""
+        grow = [group for group in self.groups if group.kind is not Kind.RING]
+        return sum(self.tokens_per_block // group.block_tokens for group in grow)
+
+    @property
+    def longest_tokens(self) -> int:
+        """Tokens of one request that fit the device, whatever its groups let go of."""
+        kept = [group for group in self.groups if group.kind is not Kind.RING]
+        blocks = self.num_blocks - 3 - (len(self.groups) - len(kept))
+        # Guesses want room beyond the last token.
+        blocks -= len(kept) * -(-2 * self.guesses // min(group.block_tokens for group in kept))
+        blocks -= sum(group.guesses for group in kept)
+        return blocks // self.blocks_per_tokens * self.tokens_per_block
 
     @property
     def queue_depth(self) -> int:
@@ -128,7 +141,9 @@ class EngineShape:
     def kv_cache_configs(self, config: VllmConfig) -> list[KVCacheConfig]:
         """Describe the KV cache of each rank, laid out by vLLM; the ranks differ in the names of layers."""
         # Where layers are outermost, vLLM wants all pages alike and pads them.
-        page_words = 0 if self.block_first else max(group.page_words for group in self.groups)
+        page_words = 0
+        if not self.block_first:
+            page_words = max(max(group.page_words, group.padded_words) for group in self.groups)
         configs = []
         for rank in range(self.rank_count):
             stage = rank * self.stages // self.rank_count
@@ -194,11 +209,12 @@ class EngineShape:
         return config
 
     def _cache_config(self) -> CacheConfig:
+        sparse = any(group.kind in (Kind.WINDOW, Kind.WINDOW_MLA, Kind.MAMBA) for group in self.groups)
         config = CacheConfig(
             block_size=min(group.tokens_per_block for group in self.groups if group.offloaded),
             enable_prefix_caching=True,
             prefix_match_unit=self.match_tokens,
-            prefix_cache_retention_interval=self.retention_tokens,
+            prefix_cache_retention_interval=self.retention_tokens if sparse else 0,
         )
         config.num_gpu_blocks_override = self.num_blocks
         config.kv_cache_layout = (KVCacheLayout.BLHNC if self.block_first else KVCacheLayout.LBHNC).name

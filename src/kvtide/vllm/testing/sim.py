@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from kvtide.testing.faulty import KINDS
 from kvtide.vllm.testing.configuration import CONFIGURATIONS, Configuration, named
 from kvtide.vllm.testing.days import SORTS
+from kvtide.vllm.testing.draws import FAMILIES
+from kvtide.vllm.testing.groups import Kind
 from kvtide.vllm.testing.promises import HangError, LeakError, WrongBytesError
 from kvtide.vllm.testing.report import Report
 from kvtide.vllm.testing.walk import Walk
@@ -33,6 +35,8 @@ WALK_STEPS = 1250
 
 STEP_CPU_S = 20.0
 """A step that computes so long never ends."""
+
+LOADED_KINDS = [kind for kind in Kind if kind is not Kind.RING]
 
 MUST_HAPPEN = (
     *(f"copy: {kind}" for kind in KINDS),
@@ -92,9 +96,10 @@ MUST_HAPPEN = (
     "ask: priority",
     "ask: of a sibling",
     "ask: adapter or salt",
-    "engine: window",
     "engine: lazy",
     "ask: stored whole",
+    *(f"engine: {family}" for family in FAMILIES),
+    *(f"loaded words: {kind.value}" for kind in LOADED_KINDS),
     "engine: sibling before",
     "engine: sibling after",
     "ask: limits",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kvtide.vllm.testing.contents import WRONG, Cached, Contents
+from kvtide.vllm.testing.contents import WRONG, Cached, Contents, Loaded
 from kvtide.vllm.testing.demands import Demanded, Span
 
 
@@ -52,11 +52,12 @@ class StateContents(Contents):
                 target = self.group.column(boundary)
                 self.memory.write(self.group_index, table[target : target + 1], state)
 
-    def check_loaded(self, rank: int, request: str, demanded: Demanded, table: np.ndarray, end: int) -> int:
-        at = self.group.column(end)
-        ranks = slice(rank, rank + 1)
-        found = self.memory.read(self.group_index, table[at : at + 1], ranks)
-        self.compare(found, demanded.states[end - 1 : end], ranks, f"{request}: loaded {end} tokens")
+    def check_loaded(self, loaded: Loaded) -> int:
+        at, end = self.group.column(loaded.end), loaded.end
+        ranks = slice(loaded.rank, loaded.rank + 1)
+        found = self.memory.read(self.group_index, loaded.table[at : at + 1], ranks)
+        what = f"{loaded.request_id}: loaded {end} tokens"
+        self.compare(found, loaded.demanded.states[end - 1 : end], ranks, what)
         return found.size
 
     def write_loaded(self, rank: int, demanded: Demanded, table: np.ndarray, tokens: range) -> None:

@@ -325,8 +325,9 @@ class Walk:
         report.happened["sibling failed"] += sum(one.failed_count for one in siblings_of(engine.ranks))
         if engine.ledger is not None:
             report.happened["events about host memory"] += engine.ledger.event_count
-        report.happened["engine: window"] += len(self.shape.groups) > 1
         report.happened[f"engine: {self.shape.settings['store_policy']}"] += 1
+        report.happened[f"engine: {self.shape.family}"] += 1
+        report.happened.update({f"loaded words: {kind}": n for kind, n in engine.oracle.loaded_words.items()})
         report.happened[f"engine: sibling {self.shape.siblings.value}"] += 1
         report.happened["load checked"] += engine.checked_loads
         for name, value in engine.counted.data.items():
