@@ -4,7 +4,6 @@ A seed adds to a configuration what its row does not fix. Knows which combinatio
 know what any of them costs.
 """
 
-import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -36,9 +35,6 @@ class Model:
 def draw_model(chance: random.Random, rank_count: int) -> Model:
     """Draw a model that runs on so many ranks."""
     able = {name: one for name, one in FAMILIES.items() if one.least_ranks <= rank_count}
-    only = os.environ.get("ONLY")
-    if only:
-        able = {name: one for name, one in able.items() if name in only.split(",")} or able
     family = chance.choices(list(able), [one.weight for one in able.values()])[0]
     return FAMILIES[family].draw(chance, rank_count, family)
 
