@@ -35,6 +35,12 @@ ONE_GROUP = {
     "full attention": EngineShape(groups=(FULL,)),
     "full attention, padded pages": EngineShape(groups=(replace(FULL, padded_words=7),)),
     "latent attention": EngineShape(groups=(LATENT,), rank_count=2),
+    "layers that keep more than others": EngineShape(
+        groups=(group("latent", 4, Kind.MLA, words_by_layer=(3, 1, 3), layers=3),), block_first=True
+    ),
+    "layers that keep more than others, layer by layer": EngineShape(
+        groups=(group("full", 4, words_by_layer=(1, 2, 1), layers=3),)
+    ),
     "recurrent alone": EngineShape(groups=(RECURRENT,)),
 }
 SEVERAL_GROUPS = {

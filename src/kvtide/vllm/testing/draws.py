@@ -7,6 +7,7 @@ know what any of them costs.
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 from kvtide.vllm.testing.groups import GroupShape, Kind
 
@@ -47,31 +48,14 @@ class _Layers:
         self._count = 0
 
     def group(
-        self,
-        tokens_per_block: int,
-        kind: Kind = Kind.FULL,
-        window_tokens: int | None = None,
-        words: int = 1,
-        draft: bool = False,
-        context_ranks: int = 1,
-        guesses: int = 0,
+        self, tokens_per_block: int, kind: Kind = Kind.FULL, window_tokens: int | None = None, **more: Any
     ) -> GroupShape:
-        """Draw how many layers a group has, and whether its pages are padded."""
+        """Draw how many layers a group has, and whether its pages are padded; ``more``: of ``GroupShape``."""
         self._count += 1
         names = tuple(f"group{self._count}.layers.{layer}" for layer in range(self._chance.choice((1, 2, 3))))
-        shape = GroupShape(names, tokens_per_block, kind, window_tokens, words, draft, context_ranks, guesses)
+        shape = GroupShape(names, tokens_per_block, kind, window_tokens, **more)
         padding = self._chance.choice((0, 0, 1, 3))
-        return GroupShape(
-            names,
-            tokens_per_block,
-            kind,
-            window_tokens,
-            words,
-            draft,
-            context_ranks,
-            guesses,
-            shape.page_words + padding if padding else 0,
-        )
+        return replace(shape, padded_words=shape.page_words + padding) if padding else shape
 
 
 def _block(chance: random.Random) -> int:
@@ -87,7 +71,11 @@ def _retention(chance: random.Random, tokens_per_block: int) -> int | None:
 
 
 def _full(chance: random.Random, rank_count: int, family: str) -> Model:
-    return Model(family, (_Layers(chance).group(_block(chance)),))
+    group = _Layers(chance).group(_block(chance))
+    if chance.random() < 0.3:
+        words = tuple(chance.choice((1, 2)) for _ in group.layer_names)
+        group = replace(group, words_by_layer=words, padded_words=0)
+    return Model(family, (group,))
 
 
 def _windows(chance: random.Random, rank_count: int, family: str) -> Model:
@@ -137,6 +125,10 @@ def _latent(chance: random.Random, rank_count: int, family: str) -> Model:
     groups = [layers.group(block, Kind.MLA, words=chance.choice((1, 2)))]
     if chance.random() < 0.6:
         groups.append(layers.group(block, Kind.WINDOW_MLA, _window(chance)))
+    elif chance.random() < 0.5:
+        # Some layers keep an index beside what they attend to.
+        words = tuple(chance.choice((1, 3)) for _ in groups[0].layer_names)
+        groups = [replace(groups[0], words_by_layer=words, padded_words=0)]
     return Model(family, tuple(groups), retention_tokens=_retention(chance, block))
 
 

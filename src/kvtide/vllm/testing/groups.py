@@ -3,6 +3,7 @@
 Knows what a block of each kind of group holds. Does not know where its bytes are, nor what they ought to be.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -17,6 +18,7 @@ from vllm.v1.kv_cache_interface import (
     MLAAttentionSpec,
     SlidingWindowMLASpec,
     SlidingWindowSpec,
+    UniformTypeKVCacheSpecs,
 )
 
 WORD_BYTES = 8
@@ -56,6 +58,7 @@ class GroupShape:
         context_ranks: Ranks over which the tokens of a block are spread.
         guesses: Of recurrent layers, tokens of a drafter for which a state is kept beside the last one.
         padded_words: Words of a block of one layer, padding included; 0 for as many as it takes.
+        words_by_layer: Instead of ``words``, where layers differ in what they keep.
     """
 
     layer_names: tuple[str, ...]
@@ -67,6 +70,7 @@ class GroupShape:
     context_ranks: int = 1
     guesses: int = 0
     padded_words: int = 0
+    words_by_layer: tuple[int, ...] = ()
 
     @property
     def block_tokens(self) -> int:
@@ -80,8 +84,13 @@ class GroupShape:
 
     @property
     def page_words(self) -> int:
-        """Words of a block of one layer, without padding."""
-        return self.slots_per_block * self.words
+        """Words of a block of the largest layer, without padding."""
+        return self.slots_per_block * max(self.words_of_layers)
+
+    @property
+    def words_of_layers(self) -> tuple[int, ...]:
+        """Words a token, or a state, takes in each layer."""
+        return self.words_by_layer or (self.words,) * len(self.layer_names)
 
     @property
     def offloaded(self) -> bool:
@@ -119,18 +128,26 @@ class GroupShape:
         """Which block of a table the last of ``token_count`` tokens is in."""
         return (token_count - 1) // self.block_tokens
 
-    def spec(self, page_words: int = 0) -> KVCacheSpec:
+    def spec(self, layer_names: Sequence[str], page_words: int = 0) -> KVCacheSpec:
         """Describe it as vLLM does.
 
         Args:
+            layer_names: Its layers, on the rank that is described.
             page_words: Words of a block of one layer, padding included; 0 for as many as it takes.
         """
-        padded = max(page_words, self.padded_words) * WORD_BYTES
-        padded_bytes = padded if padded > self.page_words * WORD_BYTES else None
+        specs = [self._layer_spec(words, page_words) for words in self.words_of_layers]
+        if not self.words_by_layer:
+            return specs[0]
+        by_name = dict(zip(layer_names, specs, strict=True))
+        return UniformTypeKVCacheSpecs(block_size=self.tokens_per_block, kv_cache_specs=by_name)
+
+    def _layer_spec(self, words: int, page_words: int) -> KVCacheSpec:
+        padded = max(page_words, self.padded_words)
+        padded_bytes = padded * WORD_BYTES if padded > self.slots_per_block * words else None
         if self.kind is Kind.MAMBA:
             return MambaSpec(
                 block_size=self.tokens_per_block,
-                shapes=((2 * self.words,),),
+                shapes=((2 * words,),),
                 dtypes=(torch.float32,),
                 page_size_padded=padded_bytes,
                 mamba_cache_mode="align",
@@ -139,7 +156,7 @@ class GroupShape:
         common = {
             "block_size": self.tokens_per_block,
             "num_kv_heads": 1,
-            "head_size": 2 * self.words if self.kind in LATENT else self.words,
+            "head_size": 2 * words if self.kind in LATENT else words,
             "dtype": torch.float32,
             "page_size_padded": padded_bytes,
         }

@@ -44,7 +44,10 @@ class DeviceMemory:
         # Per group, int64[lanes, places]: where in a rank's words.
         self._at = [
             np.concatenate(
-                [_lanes(first[name], self._words[0], num_blocks, group) for name in spec.layer_names]
+                [
+                    _lanes(first[name], self._words[0], num_blocks, group.slots_per_block, words)
+                    for name, words in zip(spec.layer_names, group.words_of_layers, strict=True)
+                ]
             )
             for group, spec in zip(self.groups, configs[0].kv_cache_groups, strict=True)
         ]
@@ -91,7 +94,11 @@ class DeviceMemory:
 
 def _views(config: KVCacheConfig, raw: torch.Tensor) -> dict[str, torch.Tensor]:
     layout = KVCacheLayout[config.kv_cache_layout]
-    specs = {name: group.kv_cache_spec for group in config.kv_cache_groups for name in group.layer_names}
+    specs = {
+        name: getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
+        for group in config.kv_cache_groups
+        for name in group.layer_names
+    }
     views: dict[str, torch.Tensor] = {}
     for tensor in config.kv_cache_tensors:
         spec = specs[tensor.layers[0]]
@@ -100,12 +107,14 @@ def _views(config: KVCacheConfig, raw: torch.Tensor) -> dict[str, torch.Tensor]:
     return views
 
 
-def _lanes(view: torch.Tensor, words: np.ndarray, num_blocks: int, group: GroupShape) -> np.ndarray:
+def _lanes(
+    view: torch.Tensor, memory: np.ndarray, num_blocks: int, slots_per_block: int, words: int
+) -> np.ndarray:
     """Find ``int64[words of a slot, places]`` of one layer."""
     unit = view.element_size()
-    first = (view.data_ptr() - words.ctypes.data) // WORD_BYTES
+    first = (view.data_ptr() - memory.ctypes.data) // WORD_BYTES
     block, slot = view.stride(0) * unit // WORD_BYTES, view.stride(2) * unit // WORD_BYTES
-    blocks, slots = np.arange(num_blocks), np.arange(group.slots_per_block)
+    blocks, slots = np.arange(num_blocks), np.arange(slots_per_block)
     places = (first + blocks[:, None] * block + slots * slot).ravel()
-    lanes: np.ndarray = places + np.arange(group.words)[:, None]
+    lanes: np.ndarray = places + np.arange(words)[:, None]
     return lanes

@@ -149,8 +149,8 @@ class EngineShape:
             stage = rank * self.stages // self.rank_count
             groups = [
                 KVCacheGroupSpec(
-                    [f"{name}.stage{stage}" if stage else name for name in group.layer_names],
-                    group.spec(page_words),
+                    names := [f"{name}.stage{stage}" if stage else name for name in group.layer_names],
+                    group.spec(names, page_words),
                     is_eagle_group=group.draft,
                 )
                 for group in self.groups
