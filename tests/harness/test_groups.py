@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
 
 from kvtide.jobs import Direction, JobId
 from kvtide.testing import HeldDevice
@@ -199,4 +200,25 @@ def test_a_load_that_brings_nothing_is_seen_in_every_kind(tmp_path: Path, shape:
     empty(engine)
     with pytest.raises(WrongBytesError, match="loaded"):
         ask(engine, "again", prompt)
+    engine.close()
+
+
+def test_what_one_group_alone_has_on_the_device_is_no_hit(tmp_path: Path, asynchronous: bool) -> None:
+    # vLLM can take the hit of full attention for that of all groups, for connectors that ask for it
+    # (``supports_divergent_local_hybrid_hits``): then what the others lack before it would have to be brought.
+    groups = (FULL, RECURRENT, group("window", 4, Kind.WINDOW, 30))
+    engine = engine_of(tmp_path, EngineShape(65, groups, asynchronous))
+    prompt = tokens(42, seed=4)
+    ask(engine, "first", prompt)
+    pool = engine.scheduler.kv_cache_manager.block_pool
+    first = set(engine._requests["first"].block_hashes[:6])
+    gone = {
+        block.block_id
+        for block in pool.blocks
+        if (name := block.block_hash) is not None
+        and (get_group_id(name) or get_block_hash(name) not in first)
+    }
+    engine.scheduler.kv_cache_manager.evict_blocks(gone)
+    engine.memory.clear(sorted(gone))
+    assert ask(engine, "again", prompt) == 40
     engine.close()
