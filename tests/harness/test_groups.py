@@ -205,7 +205,7 @@ def test_a_load_that_brings_nothing_is_seen_in_every_kind(tmp_path: Path, shape:
 
 def test_what_one_group_alone_has_on_the_device_is_no_hit(tmp_path: Path, asynchronous: bool) -> None:
     # vLLM can take the hit of full attention for that of all groups, for connectors that ask for it
-    # (``supports_divergent_local_hybrid_hits``): then what the others lack before it would have to be brought.
+    # (``supports_divergent_local_hybrid_hits``): what the others lack before it would have to be brought too.
     groups = (FULL, RECURRENT, group("window", 4, Kind.WINDOW, 30))
     engine = engine_of(tmp_path, EngineShape(65, groups, asynchronous))
     prompt = tokens(42, seed=4)
