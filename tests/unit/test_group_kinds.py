@@ -194,3 +194,22 @@ def test_where_new_blocks_are_written_first_a_store_holds_those_it_reads_until_i
     assert pool.held == []
     assert step.jobs[0].direction is Direction.STORE
     half.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize("name", ["its own", "another's", None])
+def test_a_state_is_stored_only_while_its_block_still_goes_by_its_hash(name: str | None) -> None:
+    # vLLM 0.32, asynchronous scheduling: offered when tokens are accepted, and by the next step the block may
+    # be somebody else's (found by the walk: async/v1/1/small/arc, seed 11, states and a drafter).
+    states = GroupGeometry(1, GroupKind.MAMBA, 4, 1, 4, window_tokens=2)
+    half = Half(geometry=KVGeometry((FULL, states)))
+    request, _ = half.ask("a", list(range(9)))
+    hashes = {"its own": request.block_hashes[1], "another's": b"another", None: None}
+    blocks = [SimpleNamespace(block_hash=None) for _ in range(200)]
+    if hashes[name] is not None:
+        blocks[102].block_hash = hashes[name] + bytes([0, 0, 0, 1])
+    half.scheduler.bind_block_pool(SimpleNamespace(blocks=blocks))
+    tables = ([1, 2, 3], [0, 102, 103])
+    half.scheduler.update_state_after_alloc(request, tables, 0, 0.0)
+    step = half.step({"a": tables}, {"a": [(1, 102, 8)]}, a=9)
+    stored = [list(job.hops[0].source.block_ids) for job in step.jobs]
+    assert stored == ([[1, 2], [102]] if name == "its own" else [[1, 2]])

@@ -40,6 +40,13 @@ class BlockHolds:
         if blocks is not None and self.pool is not None:
             self.pool.free_blocks(blocks)
 
+    def goes_by(self, block_id: int, block_hash: bytes) -> bool:
+        """Whether the engine still names a block by this hash; True when nobody can tell."""
+        if self.pool is None:
+            return True
+        name = self.pool.blocks[block_id].block_hash  # and the group behind it
+        return name is not None and bytes(name).startswith(block_hash)
+
     def job_ids(self) -> set[JobId]:
         """Name the jobs that hold blocks."""
         return set(self._held)

@@ -104,6 +104,11 @@ class StorePlanner:
             or token_count > self.last_token(state)
         ):
             return
+        own_hash = state.request.block_hashes[chunk_count * group.hashes_per_chunk - 1]
+        if not self._holds.goes_by(block_id, own_hash):
+            # With asynchronous scheduling vLLM 0.32 offers a state when tokens are accepted. By the next step
+            # it may have let go of the block and given it to somebody.
+            return
         run = group.run(state.request.block_hashes, chunk_count - 1, chunk_count)
         output = self._manager.prepare_store(run, state.context, self._queue_room())
         if output.keys_to_store:
