@@ -162,6 +162,22 @@ MUTANTS = (
         "self.pool.touch(())",
         "blocks of a load that was given up are handed out although its copy may still write into them",
     ),
+    Mutant(
+        "load-waits-for-nobody",
+        "F1",
+        "transfer/engine.py",
+        "behind = any(other in self._open for other in job.after)",
+        "behind = False",
+        "a load begins although the store that reads its blocks has not ended",
+    ),
+    Mutant(
+        "reset-frees-everything",
+        "F1",
+        "manager/cpu.py",
+        "held = [np.frombuffer(store.slots, dtype=np.int32) for store in self._pending]",
+        "held = [np.frombuffer(store.slots, dtype=np.int32) for store in ()]",
+        "a reset hands out slots that stores of before it still write into",
+    ),
     # F2: holes in a request's life.
     Mutant(
         "never-ran-and-stored",
@@ -210,6 +226,22 @@ MUTANTS = (
         "self._stores.plan(state, computed_tokens, now_s, final=True)",
         "self._stores.plan(state, computed_tokens, now_s, final=False)",
         "what was generated last is never stored",
+    ),
+    Mutant(
+        "once-computed-always-computed",
+        "F2",
+        "scheduler/state.py",
+        "self.stale = self.computed = False",
+        "self.stale = False",
+        "who ran before it was preempted counts as having filled the blocks it was given since",
+    ),
+    Mutant(
+        "in-flight-stored",
+        "F2",
+        "scheduler/scheduler.py",
+        "computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens",
+        "computed_tokens = request.num_computed_tokens",
+        "what a step under way may not have computed is stored when a request ends",
     ),
     # F3: geometry counted wrong.
     Mutant(
@@ -268,6 +300,30 @@ MUTANTS = (
         "chunk_count = hashed",
         "chunks are stored because they have a hash, computed or not",
     ),
+    Mutant(
+        "regions-overlap",
+        "F3",
+        "transfer/region.py",
+        "offset = (np.cumsum(size) - size) * blocks_per_chunk",
+        "offset = np.cumsum(size) - size",
+        "of a chunk of several blocks one layer is written over another",
+    ),
+    Mutant(
+        "slots-overlap",
+        "F3",
+        "transfer/region.py",
+        "return max(group.chunk_bytes for group in groups)",
+        "return min(group.chunk_bytes for group in groups)",
+        "a slot is as large as the smallest chunk of any group",
+    ),
+    Mutant(
+        "first-block-forgotten",
+        "F3",
+        "scheduler/loads.py",
+        "indices.append(first)",
+        "indices.append(0)",
+        "where in its first chunk a load begins is not told",
+    ),
     # F4: a cache that is only ever written.
     Mutant(
         "writer-one-short",
@@ -301,6 +357,14 @@ MUTANTS = (
         "evicted = self._evict(0)",
         "a full pool stays as it is, whatever is asked for now",
     ),
+    Mutant(
+        "window-chunk-skipped",
+        "F4",
+        "scheduler/stores.py",
+        "return -(-(first + gone) // group.blocks_per_chunk)",
+        "return -(-(first + gone) // group.blocks_per_chunk) + 1",
+        "of what the engine holds behind a window the first chunk is left out",
+    ),
     # F5: failure taken for success.
     Mutant(
         "failed-store-visible",
@@ -333,6 +397,14 @@ MUTANTS = (
         "self._end(job, outcome.success and job.job_id not in self._void)",
         "self._end(job, outcome.byte_count > 0 and job.job_id not in self._void)",
         "a copy that stopped half way is answered as done",
+    ),
+    Mutant(
+        "failed-copy-completed",
+        "F5",
+        "scheduler/scheduler.py",
+        "chunks.run, chunks.spec, status.owner.context, success=not status.failed",
+        "chunks.run, chunks.spec, status.owner.context, success=True",
+        "a store that some rank has failed is completed like any other",
     ),
     # F6: an answer that never comes.
     Mutant(
@@ -382,6 +454,14 @@ MUTANTS = (
         "self._given_up.add(status.job.job_id)",
         "self._given_up.discard(status.job.job_id)",
         "nobody tells the engine that a load which does not end was given up",
+    ),
+    Mutant(
+        "reset-unacknowledged",
+        "F6",
+        "transfer/engine.py",
+        "self._generation = self._generation_news = generation",
+        "self._generation = generation",
+        "nobody tells the scheduler that a reset has reached the worker",
     ),
     # F7: deadlock and starvation under pressure.
     Mutant(
@@ -457,6 +537,14 @@ MUTANTS = (
         "state.stale = False",
         "KV of before a reset is stored under the names of after it",
     ),
+    Mutant(
+        "other-tokens-announced",
+        "F8",
+        "scheduler/stores.py",
+        "run.start * group.tokens_per_chunk : run.stop * group.tokens_per_chunk",
+        "0 : len(run) * group.tokens_per_chunk",
+        "a router is told of chunks under the tokens of others",
+    ),
     # F9: ranks that disagree.
     Mutant(
         "first-rank-speaks",
@@ -489,6 +577,14 @@ MUTANTS = (
         "results[key] = results.get(key, {}) | answers",
         "results[key] = answers",
         "of ranks that answer in one step the last is heard",
+    ),
+    Mutant(
+        "all-ranks-are-the-first",
+        "F9",
+        "transfer/engine.py",
+        "{key: {self._rank: result} for key, result in self._answers.items()},",
+        "{key: {0: result} for key, result in self._answers.items()},",
+        "every rank answers in the name of the first",
     ),
     # F10: leaks and books that do not balance.
     Mutant(

@@ -17,11 +17,13 @@ class EventLedger:
     Attributes:
         announced: Their groups and hashes.
         event_count: Events about host memory.
+        told: Chunks announced that nobody has looked at more closely; whoever does takes them out.
     """
 
     def __init__(self) -> None:
         self.announced: set[Any] = set()
         self.event_count = 0
+        self.told: list[BlockStored] = []
 
     def publish(self, batch: Any) -> None:
         """Take in one step's events.
@@ -48,6 +50,7 @@ class EventLedger:
             if len(event.token_ids) != len(event.block_hashes) * event.block_size:
                 raise LeakError(f"{len(event.token_ids)} tokens for {len(event.block_hashes)} chunks")
             self.announced |= hashes
+            self.told.append(event)
 
     def shutdown(self) -> None:
         """Do nothing."""

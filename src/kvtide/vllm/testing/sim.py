@@ -80,6 +80,7 @@ MUST_HAPPEN = (
     "sleep: refused",
     "sibling failed",
     "events about host memory",
+    "announcements checked",
     "time jumps",
     "results early",
     "ask: stem",

@@ -28,6 +28,7 @@ from kvtide.vllm.testing.resets import Resets
 from kvtide.vllm.testing.rest import check_books, check_rest
 from kvtide.vllm.testing.revisit import Revisit
 from kvtide.vllm.testing.stored import check_stored
+from kvtide.vllm.testing.told import Told
 
 QUARANTINE_S = 200.0
 """After so long an idle engine sleeps, whatever a wedged copy does."""
@@ -62,6 +63,7 @@ class Walk:
         self._asked: dict[str, Ask] = {}
         self._aborted: set[str] = set()
         self._given_up: set[JobId] = set()
+        self._told = Told()
         self._idle_turns = 0  # in a row that have computed nothing
         happened = self.report.happened
         self.resets = Resets(self.engine, self.copies, happened, self._chance, self._turn)
@@ -183,6 +185,7 @@ class Walk:
         self._check_host()
         self._revisit()
         self._check_host()
+        self.report.happened["announcements checked"] += self._told.check(self.engine)
         self._asked.clear()
         self._aborted.clear()
         self.engine.forget()
