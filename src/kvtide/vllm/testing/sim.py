@@ -27,7 +27,7 @@ from kvtide.vllm.testing.promises import HangError, LeakError, WrongBytesError
 from kvtide.vllm.testing.report import Report
 from kvtide.vllm.testing.walk import Walk
 
-STEPS = 300_000
+STEPS = 240_000
 """Of all configurations together: under three minutes on two cores."""
 
 WALK_STEPS = 1250
