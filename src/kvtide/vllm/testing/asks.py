@@ -170,7 +170,7 @@ class Asker:
             arguments["priority"] = chance.randrange(3)
         held = (prompt_tokens - 1) // self._shape.tokens_per_block
         params: dict[str, Any] = {}
-        if self._shape.siblings is not Siblings.NONE and held and chance.random() < 0.25:
+        if self._shape.siblings is not Siblings.NONE and held and chance.random() < 0.4:
             params[HELD] = chance.randrange(1, held + 1) * self._shape.tokens_per_block
         if chance.random() < 0.06:
             name = chance.choice(("max_load_tokens", "max_offload_tokens", "no_read", "no_write"))

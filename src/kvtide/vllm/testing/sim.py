@@ -62,6 +62,7 @@ MUST_HAPPEN = (
     "abort: waiting",
     "abort: running",
     "abort: preempted",
+    "abort: ran, and loads again",
     "abort: waiting_for_remote_kvs",
     "reset: device done",
     "reset: device refused",

@@ -285,9 +285,14 @@ class Walk:
     def _abort(self) -> None:
         live = self.engine.scheduler.requests
         names = [name for name, request in live.items() if not request.is_finished()]
+        loading = [name for name in names if live[name].status == RequestStatus.WAITING_FOR_REMOTE_KVS]
         if names:
-            name = self._chance.choice(names)
+            # A load takes a few steps: by chance it would seldom be met.
+            name = self._chance.choice(loading if loading and self._chance.random() < 0.5 else names)
             self.report.happened[f"abort: {RequestStatus(live[name].status).name.lower()}"] += 1
+            self.report.happened["abort: ran, and loads again"] += (
+                name in loading and live[name].num_preemptions > 0
+            )
             self._aborted.add(name)
             self.engine.abort(name)
 
