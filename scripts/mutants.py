@@ -235,14 +235,6 @@ MUTANTS = (
         "self.stale = False",
         "who ran before it was preempted counts as having filled the blocks it was given since",
     ),
-    Mutant(
-        "in-flight-stored",
-        "F2",
-        "scheduler/scheduler.py",
-        "computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens",
-        "computed_tokens = request.num_computed_tokens",
-        "what a step under way may not have computed is stored when a request ends",
-    ),
     # F3: geometry counted wrong.
     Mutant(
         "one-chunk-too-few",
@@ -456,12 +448,12 @@ MUTANTS = (
         "nobody tells the engine that a load which does not end was given up",
     ),
     Mutant(
-        "reset-unacknowledged",
+        "answers-thrown-away",
         "F6",
         "transfer/engine.py",
-        "self._generation = self._generation_news = generation",
-        "self._generation = generation",
-        "nobody tells the scheduler that a reset has reached the worker",
+        "if answers.results or answers.pools or answers.generations:",
+        "if answers.pools or answers.generations:",
+        "how copies have ended is told only along with something else",
     ),
     # F7: deadlock and starvation under pressure.
     Mutant(
@@ -503,6 +495,14 @@ MUTANTS = (
         "del self._loading[status.job.job_id]",
         "self._loading.get(status.job.job_id)",
         "others wait for a load that has ended long ago",
+    ),
+    Mutant(
+        "loads-take-all-room",
+        "F7",
+        "scheduler/scheduler.py",
+        "if self._geometry.is_one_prefix or free is None or not self._parked:",
+        "if self._geometry.is_one_prefix or free is None or self._parked:",
+        "loaded requests hold all blocks, and none of them has room to run",
     ),
     # F8: identity too weak. The fingerprint concerns tiers below host memory; above it, names count.
     Mutant(

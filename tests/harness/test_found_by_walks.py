@@ -98,6 +98,26 @@ def test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed(
     assert harness.outputs["loaded"] == PatternModel.answer(PROMPT[::-1], 1)
 
 
+def test_loaded_requests_leave_room_to_run_where_a_group_sees_a_window(build: Build) -> None:
+    # vLLM 0.32 admits the second load because it takes the first one's window for all it will ever need of
+    # that group. Then neither has room for its next tokens, and nobody runs who could be preempted.
+    harness = build(num_blocks=32, window_tokens=5, budget_tokens=24, host_pages=16)
+    prefixes = [list(range(1, 41)), list(range(50, 90))]
+    for prefix in prefixes:
+        harness.add(f"writer {prefix[0]}", [*prefix, 99], 1)
+        harness.drain()
+    harness.scheduler.reset_prefix_cache()
+    prompts = [prefix + list(range(100, 120)) for prefix in prefixes]
+    for prompt in prompts:
+        harness.add(f"reader {prompt[0]}", prompt, 1)
+    for _ in range(3):
+        harness.step()
+    assert harness.load.held
+    harness.drain()
+    for prompt in prompts:
+        assert harness.outputs[f"reader {prompt[0]}"] == PatternModel.answer(prompt, 1)
+
+
 def test_a_window_shorter_than_a_chunk_is_hit_again_after_a_prefill_in_pieces(build: Build) -> None:
     harness = build(asynchronous=False, num_blocks=64, window_tokens=5, blocks_per_chunk=3, budget_tokens=7)
     for name in ("first", "second"):

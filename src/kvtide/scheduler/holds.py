@@ -47,6 +47,13 @@ class BlockHolds:
         name = self.pool.blocks[block_id].block_hash  # and the group behind it
         return name is not None and bytes(name).startswith(block_hash)
 
+    @property
+    def free_count(self) -> int | None:
+        """Blocks of the engine that no job holds; None before its pool was bound."""
+        if self.pool is None:
+            return None
+        return len(self.pool.blocks) - 1 - sum(len(blocks) for blocks in self._held.values())
+
     def job_ids(self) -> set[JobId]:
         """Name the jobs that hold blocks."""
         return set(self._held)

@@ -29,6 +29,7 @@ from kvtide.scheduler.lookup import look_up
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
 from kvtide.scheduler.pace import RecomputePace
 from kvtide.scheduler.quarantine import Quarantine
+from kvtide.scheduler.room import leaves_room
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
 
@@ -129,6 +130,8 @@ class OffloadingConnectorScheduler:
                     state.wait = Wait(brought_by, num_computed_tokens, until_s)
                 return None, False
         if brought_by is not None or hit_tokens < self._geometry.restore_interval:
+            return 0, False
+        if not self._leaves_room(state, found.restored_tokens):
             return 0, False
         if self._lazy is not None:
             self._lazy.make_way_for(hit_tokens, now_s)
@@ -355,6 +358,14 @@ class OffloadingConnectorScheduler:
         """
         stands_back = state.request.request_id in self._unsettled and bool(self._parked)
         return (None, False) if stands_back else (0, False)
+
+    def _leaves_room(self, state: RequestOffloadState, restored_tokens: int) -> bool:
+        # Of one group without a window, vLLM's own account is exact.
+        free = self._holds.free_count
+        if self._geometry.is_one_prefix or free is None or not self._parked:
+            return True
+        parked = [one for name in self._parked if (one := self._requests.get(name)) is not None]
+        return leaves_room(self._geometry, free, parked, state, restored_tokens)
 
     def _patience_ends_s(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> float:
         """Say until when a request waits for others; no longer than computing would take."""

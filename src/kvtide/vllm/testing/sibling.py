@@ -80,6 +80,8 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._failed: set[str] = set()
         self._unsettled: set[str] = set()  # those among them that have not run since
         self._finished: set[str] = set()
+        self._parked: set[str] = set()  # requests that were given blocks and have not run since
+        self._careful = len(kv_cache_config.kv_cache_groups) > 1
         self._planned: list[SiblingLoad] = []
         self._open: dict[str, tuple[SiblingLoad, int]] = {}
 
@@ -98,12 +100,16 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             # vLLM 0.32 reserves the blocks of a request whose load failed until it runs: a load that does
             # not fit beside them, of a request ahead of it, would stop the engine for good.
             return 0, False
+        if self._careful and self._parked:
+            # Where a group sees a window, vLLM 0.32 counts too little of what loaded requests still need.
+            return 0, False
         self._local[request.request_id] = num_computed_tokens
         return held - num_computed_tokens, True
 
     def update_state_after_alloc(
         self, request: "Request", blocks: "KVCacheBlocks", num_external_tokens: int
     ) -> None:
+        self._parked.add(request.request_id)
         if num_external_tokens:
             begin = self._local[request.request_id]
             table = tuple(list(ids) for ids in blocks.get_block_ids())
@@ -111,6 +117,7 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def build_connector_meta(self, scheduler_output: "SchedulerOutput") -> SiblingMetadata:
         self._unsettled.difference_update(scheduler_output.num_scheduled_tokens)
+        self._parked.difference_update(scheduler_output.num_scheduled_tokens)
         planned, self._planned = self._planned, []
         return SiblingMetadata(tuple(planned))
 
@@ -126,6 +133,7 @@ class SiblingConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> tuple[bool, None]:
         self._finished.add(request.request_id)
         self._unsettled.discard(request.request_id)
+        self._parked.discard(request.request_id)
         return False, None
 
     # -- a worker's side ------------------------------------------------------------------------------
