@@ -40,6 +40,7 @@ SKETCHES = st.builds(
     sibling=st.sampled_from(("none", "none", "before", "after")),
     events=st.booleans(),
     held=st.sampled_from(("both", "store", "load")),
+    lazy=st.booleans(),
     stubborn=st.booleans(),
 )
 

@@ -50,6 +50,7 @@ class Sketch:
         sibling: Of ``Siblings``, by value.
         events: Somebody listens to KV events.
         held: Copies that wait to be told: ``both`` ways, only ``store`` or only ``load``.
+        lazy: Store what the device is about to hand out.
         stubborn: A step that waits for a copy waits as long as it may; else the copy ends then.
     """
 
@@ -68,6 +69,7 @@ class Sketch:
     sibling: str = "none"
     events: bool = False
     held: str = "both"
+    lazy: bool = False
     stubborn: bool = False
 
     def __repr__(self) -> str:
@@ -98,6 +100,7 @@ class Sketch:
                 "eviction_policy": self.policy,
                 "blocks_per_chunk": self.blocks_per_chunk,
                 "store_threshold": self.store_threshold,
+                "store_policy": "lazy" if self.lazy else "eager",
                 "flush_limit_s": FLUSH_LIMIT_S,
                 "defer_limit_s": self.defer_limit_s,
                 "transfer_deadline_s": 2.0,
