@@ -215,8 +215,8 @@ MUTANTS = (
         "aborted-and-waited-for",
         "F2",
         "scheduler/scheduler.py",
-        "self._parked.discard(request.request_id)",
-        "self._parked.add(request.request_id)",
+        "self._parked.settled(request.request_id)",
+        "self._parked.admitted(state) if state is not None else None",
         "a request whose load has failed stands back for one that was aborted before it ran",
     ),
     Mutant(
@@ -427,8 +427,8 @@ MUTANTS = (
         "load-failure-unnoticed",
         "F6",
         "scheduler/scheduler.py",
-        "self._unsettled.add(request_id)",
-        "self._unsettled.discard(request_id)",
+        "self._parked.load_failed(request_id)",
+        "self._parked.settled(request_id)",
         "a request whose load has failed, and those behind it, wait for a load that vLLM never admits",
     ),
     Mutant(
@@ -467,9 +467,9 @@ MUTANTS = (
     Mutant(
         "loads-beside-a-failure",
         "F7",
-        "scheduler/scheduler.py",
-        "if self._unsettled:",
-        "if self._unsettled and state.load_failed:",
+        "scheduler/parked.py",
+        "if not self._unsettled:",
+        "if request_id not in self._unsettled:",
         "others are offered loads for which vLLM keeps no room while one whose load has failed has not run",
     ),
     Mutant(
@@ -499,7 +499,7 @@ MUTANTS = (
     Mutant(
         "loads-take-all-room",
         "F7",
-        "scheduler/scheduler.py",
+        "scheduler/parked.py",
         "if self._geometry.is_one_prefix or free is None or not self._parked:",
         "if self._geometry.is_one_prefix or free is None or self._parked:",
         "loaded requests hold all blocks, and none of them has room to run",

@@ -5,7 +5,7 @@ The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with t
 """
 
 from collections import deque
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 
 from kvtide.events import OffloadingEvent
 from kvtide.jobs import (
@@ -21,6 +21,7 @@ from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.alarm import WriteOnlyAlarm
 from kvtide.scheduler.due import DueRequests
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
+from kvtide.scheduler.gauges import Gauges
 from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.lazy import LazyStores
 from kvtide.scheduler.limits import NO_LIMIT, UNLIMITED, limits_of
@@ -28,8 +29,8 @@ from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
 from kvtide.scheduler.pace import RecomputePace
+from kvtide.scheduler.parked import ParkedRequests
 from kvtide.scheduler.quarantine import Quarantine
-from kvtide.scheduler.room import leaves_room
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
 
@@ -70,9 +71,8 @@ class OffloadingConnectorScheduler:
         self._pace = RecomputePace()
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
-        self._gauges: dict[tuple[str, str], int] = {}
-        self._parked: set[str] = set()  # requests that were given blocks and have not run since
-        self._unsettled: set[str] = set()  # requests whose load has failed and that have not run since
+        self._gauges = Gauges()
+        self._parked = ParkedRequests(config.geometry, self._holds)
         self._due = DueRequests()
         self._alarm = WriteOnlyAlarm(config.geometry, manager, metrics)
         self._visits = 0
@@ -113,10 +113,8 @@ class OffloadingConnectorScheduler:
                 return None, False
             state.wait = None
         state.begin_admission(num_computed_tokens)
-        if self._unsettled:
-            # Whoever is asked for owns no blocks; a load that failed leaves them until vLLM comes to it.
-            self._parked.discard(state.request.request_id)
-            return self._while_unsettled(state)
+        if (stands_back := self._parked.stands_back(request.request_id)) is not None:
+            return (None, False) if stands_back else (0, False)
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
@@ -131,7 +129,7 @@ class OffloadingConnectorScheduler:
                 return None, False
         if brought_by is not None or hit_tokens < self._geometry.restore_interval:
             return 0, False
-        if not self._leaves_room(state, found.restored_tokens):
+        if not self._parked.leave_room_for(state, found.restored_tokens):
             return 0, False
         if self._lazy is not None:
             self._lazy.make_way_for(hit_tokens, now_s)
@@ -161,13 +159,11 @@ class OffloadingConnectorScheduler:
                 self._lazy.handed_out(table[first_new:])
             group_state.block_ids = list(table)
         for index in self._geometry.others:
-            self._flush |= self._jobs.fences.conflicts(block_ids[index])
-            if self._lazy is not None:
-                self._lazy.handed_out(block_ids[index])
+            self._note_handed_out(block_ids[index])
         self._note_admission(state, num_external_tokens)
         self._due.soon.add(request.request_id)
         if not state.computed:
-            self._parked.add(request.request_id)
+            self._parked.admitted(state)
         if num_external_tokens:
             self._loads.plan(state, restored_tokens, frozenset(after), now_s)
 
@@ -180,8 +176,7 @@ class OffloadingConnectorScheduler:
         wait after a preemption.
         """
         state = self._requests.pop(request.request_id, None)
-        self._parked.discard(request.request_id)
-        self._unsettled.discard(request.request_id)
+        self._parked.settled(request.request_id)
         self._due.soon.discard(request.request_id)
         # The blocks of an open load, ours or another connector's, hold nothing yet.
         if state is None or state.load_job is not None or not state.computed or not any(block_ids):
@@ -229,8 +224,7 @@ class OffloadingConnectorScheduler:
                 continue
             if not state.computed:
                 state.computed = True
-                self._parked.discard(request_id)
-                self._unsettled.discard(request_id)
+                self._parked.settled(request_id)
             computed_tokens = state.request.num_computed_tokens + token_count
             if self._lazy is not None:
                 self._lazy.planned(state, computed_tokens)
@@ -258,7 +252,7 @@ class OffloadingConnectorScheduler:
         for request_id in failed_request_ids:
             if (state := self._requests.get(request_id)) is not None:
                 state.load_failed = True
-                self._unsettled.add(request_id)
+                self._parked.load_failed(request_id)
         if answers is None:
             self._make_ready()
             return
@@ -306,22 +300,9 @@ class OffloadingConnectorScheduler:
         if self._deferred_count:
             self._metrics.add("deferred_lookups", self._deferred_count)
             self._deferred_count = 0
-        slot_bytes = self._stores.slot_bytes
-        budget_slots = min((pool.slot_count for pool in self._pools.values()), default=0)
-        stores = sum(status.job.direction is Direction.STORE for status in self._jobs)
-        gauges = {
-            ("pool_budget_bytes", ""): budget_slots * slot_bytes,
-            ("pool_capacity_bytes", ""): self._manager.capacity * slot_bytes,
-            ("pool_used_bytes", ""): self._manager.used_count * slot_bytes,
-            ("pool_pinned_bytes", ""): self._manager.pinned_count * slot_bytes,
-            ("open_store_bytes", ""): self._jobs.store_chunk_count * slot_bytes,
-            ("open_jobs", Direction.STORE.value): stores,
-            ("open_jobs", Direction.LOAD.value): len(self._jobs) - stores,
-        }
-        for (name, label), value in gauges.items():
-            if self._gauges.get((name, label)) != value:
-                self._metrics.set(name, value, label)
-        self._gauges = gauges
+        self._gauges.set(
+            self._metrics, self._manager, self._jobs, self._pools.values(), self._stores.slot_bytes
+        )
         return self._metrics
 
     def check_invariants(self) -> None:
@@ -347,25 +328,6 @@ class OffloadingConnectorScheduler:
             state = RequestOffloadState(request, groups, context, limits)
             self._requests[request.request_id] = state
         return state
-
-    def _while_unsettled(self, state: RequestOffloadState) -> tuple[int | None, bool]:
-        """Answer while a request whose load has failed has not run since: nobody is offered a load.
-
-        vLLM 0.32 keeps such a request in front, with all its blocks counted as reserved. Where a load does
-        not fit beside them, or it does not fit itself, vLLM stops looking, and requests behind it that hold
-        the blocks are not let on: nothing ever runs. So it stands back while others have blocks and have
-        not run, however long: each of them runs, ends, fails or is given up.
-        """
-        stands_back = state.request.request_id in self._unsettled and bool(self._parked)
-        return (None, False) if stands_back else (0, False)
-
-    def _leaves_room(self, state: RequestOffloadState, restored_tokens: int) -> bool:
-        # Of one group without a window, vLLM's own account is exact.
-        free = self._holds.free_count
-        if self._geometry.is_one_prefix or free is None or not self._parked:
-            return True
-        parked = [one for name in self._parked if (one := self._requests.get(name)) is not None]
-        return leaves_room(self._geometry, free, parked, state, restored_tokens)
 
     def _patience_ends_s(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> float:
         """Say until when a request waits for others; no longer than computing would take."""
@@ -396,12 +358,16 @@ class OffloadingConnectorScheduler:
             if new_block_ids is None or request_id in cached.resumed_req_ids:
                 continue
             for block_ids in new_block_ids:
-                self._flush |= self._jobs.fences.conflicts(block_ids)
-                if self._lazy is not None:
-                    self._lazy.handed_out(block_ids)
+                self._note_handed_out(block_ids)
             if (state := self._requests.get(request_id)) is not None:
                 for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
                     group_state.block_ids.extend(new_block_ids[group.engine_index])
+
+    def _note_handed_out(self, block_ids: Sequence[int]) -> None:
+        """Have the step wait for copies of blocks that it is about to write."""
+        self._flush |= self._jobs.fences.conflicts(block_ids)
+        if self._lazy is not None:
+            self._lazy.handed_out(block_ids)
 
     def _note_windows(self, step: EngineStep, state: RequestOffloadState) -> None:
         """Take over the block tables: behind a window the engine has let go of old blocks."""

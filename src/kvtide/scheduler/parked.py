@@ -1,0 +1,94 @@
+"""Requests that hold blocks and have not run, and those whose load has failed: what vLLM 0.32 makes of them.
+
+It lets loaded requests run in the order of its queue, frees the blocks of a failed load when it comes to that
+request, and stops looking at the first that does not fit: so what is offered to one can hold up all others,
+for ever, where nothing runs that could be preempted. Knows block tables and token counts; not copies.
+"""
+
+from kvtide.geometry import KVGeometry
+from kvtide.scheduler.fences import NULL_BLOCK
+from kvtide.scheduler.holds import BlockHolds
+from kvtide.scheduler.state import RequestOffloadState
+
+
+class ParkedRequests:
+    """Who was given blocks and has not run since, and whose load has failed and has not run since.
+
+    Args:
+        geometry: Of the groups.
+        holds: Knows the engine's pool.
+    """
+
+    def __init__(self, geometry: KVGeometry, holds: BlockHolds) -> None:
+        self._geometry = geometry
+        self._holds = holds
+        self._parked: dict[str, RequestOffloadState] = {}
+        self._unsettled: set[str] = set()
+
+    def admitted(self, state: RequestOffloadState) -> None:
+        """Note a request that was given blocks."""
+        self._parked[state.request.request_id] = state
+
+    def load_failed(self, request_id: str) -> None:
+        """Note a request whose load has failed, whoever loaded; vLLM frees its blocks when it asks for it."""
+        self._unsettled.add(request_id)
+
+    def settled(self, request_id: str) -> None:
+        """Note a request that runs, or has ended."""
+        self._parked.pop(request_id, None)
+        self._unsettled.discard(request_id)
+
+    def stands_back(self, request_id: str) -> bool | None:
+        """Say what to answer for a request that owns no blocks while some load has failed.
+
+        vLLM 0.32 keeps a request whose load has failed in front, with all its blocks counted as reserved.
+        Where a load does not fit beside them, or it does not fit itself, vLLM stops looking, and requests
+        behind it that hold the blocks are not let on: nothing ever runs. So it stands back while others have
+        blocks and have not run, however long: each of them runs, ends, fails or is given up.
+
+        Returns:
+            True when it is to be asked again later, False when it is to be computed, None when no load has
+            failed that would matter.
+        """
+        if not self._unsettled:
+            return None
+        # Whoever is asked for owns no blocks; a load that failed leaves them until vLLM comes to it.
+        self._parked.pop(request_id, None)
+        return request_id in self._unsettled and bool(self._parked)
+
+    def leave_room_for(self, state: RequestOffloadState, restored_tokens: int) -> bool:
+        """Whether, after a load and once all who run have ended, each can compute the rest of its prompt.
+
+        vLLM 0.32 admits a load when the rest of what other loaded requests need is free, too. Where a group
+        sees a window it counts too little of that: loaded requests can hold so much that none of them has
+        room to run, and none of them is ever preempted.
+
+        Args:
+            state: Of a request that owns no blocks yet.
+            restored_tokens: Tokens it would have after the load.
+        """
+        free = self._holds.free_count
+        # Of one group without a window, vLLM's own account is exact.
+        if self._geometry.is_one_prefix or free is None or not self._parked:
+            return True
+        held, most = self._after_load(state, restored_tokens)
+        for other in self._parked.values():
+            if other is state:
+                continue
+            free -= len(self._geometry.others)
+            missing = 0
+            for group_state, group in zip(other.groups, self._geometry.groups, strict=True):
+                free -= sum(block != NULL_BLOCK for block in group_state.block_ids)
+                blocks = -(-other.request.num_tokens // group.tokens_per_block)
+                missing += max(0, blocks - len(group_state.block_ids))
+            most = max(most, missing)
+        return free - held >= most
+
+    def _after_load(self, state: RequestOffloadState, restored_tokens: int) -> tuple[int, int]:
+        """Count the blocks that a request would hold after a load, and those it would lack then."""
+        held, missing = len(self._geometry.others), 0
+        for group in self._geometry.groups:
+            restored = -(-restored_tokens // group.tokens_per_block)
+            held += restored - group.first_needed_token(restored_tokens) // group.tokens_per_block
+            missing += max(0, -(-state.request.num_tokens // group.tokens_per_block) - restored)
+        return held, missing
