@@ -60,6 +60,9 @@ SEVERAL_GROUPS = {
         groups=(FULL, RECURRENT, group("other", 4, Kind.MAMBA, words=2, layers=1))
     ),
     "recurrent, newer runner": EngineShape(groups=(FULL, RECURRENT), runner=Runner.V2),
+    "recurrent, states left in the middle of a step": EngineShape(
+        groups=(FULL, replace(RECURRENT, checkpoints=True)), retention_tokens=0
+    ),
     "recurrent, hashes finer than blocks": EngineShape(groups=(FULL, RECURRENT), match_tokens=2),
     "recurrent beside a window": EngineShape(groups=(FULL, RECURRENT, WINDOW)),
     "larger blocks of full attention": EngineShape(groups=(group("large", 8), WINDOW)),

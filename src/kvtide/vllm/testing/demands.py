@@ -58,6 +58,8 @@ class Span:
         state_column: Where in a table recurrent layers left their states in the step before; None if they
             have computed nothing of it since it was admitted.
         state_offset: How many blocks behind it the one is that is continued.
+        checkpoint: Tokens after which recurrent layers leave their state beside that at the end, and in which
+            block of a table; None for nothing.
     """
 
     demanded: Demanded
@@ -69,3 +71,4 @@ class Span:
     tables: Sequence[np.ndarray]
     state_column: int | None = None
     state_offset: int = 0
+    checkpoint: tuple[int, int] | None = None

@@ -9,6 +9,7 @@ import random
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,8 @@ class ModelEngine:
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
         self._hasher = get_request_block_hasher(hash_tokens, hash_function)
-        tables = WorkerTables(shape.groups, shape.asynchronous, shape.guesses, chance)
+        checkpoint = partial(shape.checkpoint, kv_cache_configs[0])
+        tables = WorkerTables(shape.groups, shape.asynchronous, shape.guesses, chance, checkpoint)
         self.runner = ModelRunner(
             shape.runner, self.ranks, self.memory, self.oracle, tables, self.answers, self._check_loads
         )

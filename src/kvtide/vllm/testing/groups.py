@@ -57,6 +57,8 @@ class GroupShape:
         draft: Of a drafter: what it keeps at a token depends on the next token too.
         context_ranks: Ranks over which the tokens of a block are spread.
         guesses: Of recurrent layers, tokens of a drafter for which a state is kept beside the last one.
+        checkpoints: Of recurrent layers, whether they can leave the state in the middle of a step too, where
+            a prompt is looked for later.
         padded_words: Words of a block of one layer, padding included; 0 for as many as it takes.
         words_by_layer: Instead of ``words``, where layers differ in what they keep.
     """
@@ -69,6 +71,7 @@ class GroupShape:
     draft: bool = False
     context_ranks: int = 1
     guesses: int = 0
+    checkpoints: bool = False
     padded_words: int = 0
     words_by_layer: tuple[int, ...] = ()
 
@@ -152,6 +155,8 @@ class GroupShape:
                 page_size_padded=padded_bytes,
                 mamba_cache_mode="align",
                 num_speculative_blocks=self.guesses,
+                num_prefill_checkpoint_blocks=int(self.checkpoints),
+                prefill_checkpoint_alignment=1 if self.checkpoints else None,
             )
         common = {
             "block_size": self.tokens_per_block,

@@ -20,7 +20,12 @@ from vllm.config import (
     SpeculativeConfig,
     VllmConfig,
 )
-from vllm.v1.core.kv_cache_utils import get_kv_cache_config_from_groups, resolve_kv_cache_block_sizes
+from vllm.model_executor.layers.mamba.checkpoint import compute_mamba_prefill_checkpoints
+from vllm.v1.core.kv_cache_utils import (
+    get_kv_cache_config_from_groups,
+    resolve_cache_hit_alignment_tokens,
+    resolve_kv_cache_block_sizes,
+)
 from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
 from vllm.v1.kv_cache_layout import KVCacheLayout
 
@@ -157,9 +162,31 @@ class EngineShape:
             ]
             one = get_kv_cache_config_from_groups(config, groups, self.num_blocks * WORD_BYTES << 20)
             one.kv_cache_layout = config.cache_config.kv_cache_layout
-            _, one.hash_block_size = resolve_kv_cache_block_sizes(one, config)
+            sizes = resolve_kv_cache_block_sizes(one, config)
+            one.hash_block_size = sizes[1]
+            one.cache_hit_alignment_tokens = resolve_cache_hit_alignment_tokens(one, config, *sizes)
             configs.append(one)
         return configs
+
+    def checkpoint(self, config: KVCacheConfig, first_token: int, end_token: int) -> tuple[int, int] | None:
+        """Say where recurrent layers leave a state in the middle of a step, as vLLM's backends work it out.
+
+        Returns:
+            Tokens after which, and in which block of a table; None for nowhere.
+        """
+        group = next((one for one in self.groups if one.checkpoints), None)
+        if group is None:
+            return None
+        (offset,), (column,) = compute_mamba_prefill_checkpoints(
+            [end_token],
+            [end_token - first_token],
+            config.hash_block_size,
+            group.tokens_per_block,
+            1,
+            self.has_drafter,
+            config.cache_hit_alignment_tokens,
+        )
+        return (first_token + offset, column) if offset else None
 
     def vllm_config(self, folder: Path) -> VllmConfig:
         """Configure an engine of ``rank_count`` ranks.

@@ -33,6 +33,11 @@ class StateContents(Contents):
         blocks, states, right = self._left(spans)
         words = np.where(right, states, states ^ WRONG)
         self.memory.write(self.group_index, blocks, words ^ self.marks)
+        for span in spans:
+            if span.checkpoint is not None:
+                end, column = span.checkpoint
+                block = span.tables[self.group_index][column : column + 1]
+                self.memory.write(self.group_index, block, span.demanded.states[end - 1 : end] ^ self.marks)
 
     def read(self, spans: Sequence[Span]) -> None:
         blocks, states, right = self._left(spans)

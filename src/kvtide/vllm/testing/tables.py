@@ -4,7 +4,7 @@ Follows vLLM's step as a model runner does; does not know what is in the blocks.
 """
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,11 +36,18 @@ class WorkerTables:
         asynchronous: A step is planned before it is known which guesses of the last one were right.
         guess_count: Guesses a drafter makes.
         chance: Decides which of them are right.
+        checkpoint: Says for the first token of a step and its end where a state is left in the middle.
     """
 
     def __init__(
-        self, groups: Sequence[GroupShape], asynchronous: bool, guess_count: int, chance: random.Random
+        self,
+        groups: Sequence[GroupShape],
+        asynchronous: bool,
+        guess_count: int,
+        chance: random.Random,
+        checkpoint: Callable[[int, int], tuple[int, int] | None],
     ) -> None:
+        self._checkpoint = checkpoint
         self._asynchronous = asynchronous
         self._guess_count = guess_count
         self._chance = chance
@@ -107,6 +114,7 @@ class WorkerTables:
             row.tables,
             row.state_column,
             row.state_offset,
+            None if planned else self._checkpoint(row.begin, end),
         )
         self._settle(row, span, sampled)
         return span, sampled
