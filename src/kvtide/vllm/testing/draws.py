@@ -207,7 +207,7 @@ FAMILIES: dict[str, Family] = {
     "recurrent": Family(_recurrent, 3),
     "recurrent and windows": Family(_recurrent_windows, 2),
     "tokens over ranks": Family(_context, 4, least_ranks=2),
-    "two stages": Family(_stages, 2, least_ranks=2),
+    "two stages": Family(_stages, 3, least_ranks=2),
     "guesses": Family(_guesses, 2),
     "a drafter": Family(_drafter, 2),
     "recurrent and guesses": Family(_recurrent_guesses, 2),

@@ -7,7 +7,7 @@ what was just asked has to be hit when it is asked again.
 
 import random
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from vllm.v1.core.sched.interface import PauseState
@@ -36,8 +36,8 @@ QUARANTINE_S = 200.0
 STARVED_TURNS = 40
 """So many turns without a token, and with blocks held for a wedged copy: there is no room for anybody."""
 
-OUTSIDE = {RequestStatus.WAITING, RequestStatus.PREEMPTED}
-"""Of requests that own no blocks and await no load."""
+OUTSIDE = {RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.RUNNING}
+"""Of requests that await no load. Some may run again and again, only to be preempted for want of room."""
 
 
 class Walk:
@@ -64,7 +64,8 @@ class Walk:
         self._aborted: set[str] = set()
         self._given_up: set[JobId] = set()
         self._told = Told()
-        self._idle_turns = 0  # in a row that have computed nothing
+        self._idle_turns = 0  # in a row that have computed nothing for the first time
+        self._furthest: dict[str, int] = {}
         happened = self.report.happened
         self.resets = Resets(self.engine, self.copies, happened, self._chance, self._turn)
         self._tight = configuration.small and len(self.shape.groups) > 1
@@ -148,7 +149,7 @@ class Walk:
         scheduled = step.total_num_scheduled_tokens > 0
         report.steps += 1
         report.token_steps += scheduled
-        self._idle_turns = 0 if scheduled else self._idle_turns + 1
+        self._idle_turns = 0 if self._gets_further(step.num_scheduled_tokens) else self._idle_turns + 1
         happened["preemption"] += len(step.preempted_req_ids or ())
         metadata = own_metadata(step.kv_connector_metadata)
         happened["flush"] += len(metadata.jobs_to_flush)
@@ -163,6 +164,17 @@ class Walk:
             happened["blocks held behind a wedged load, others ran"] += bool(self._given_up) and scheduled
 
     # -- rest -------------------------------------------------------------------------------------------
+
+    def _gets_further(self, scheduled: Iterable[str]) -> bool:
+        """Whether a step computes of some request what has never been computed of it."""
+        further = False
+        for name in scheduled:
+            request = self.engine.scheduler.requests.get(name)
+            if request is None:  # it has ended
+                further = True
+            elif request.num_computed_tokens > self._furthest.get(name, 0):
+                self._furthest[name], further = request.num_computed_tokens, True
+        return further
 
     def _rest(self) -> None:
         """Let everything end, in stages, and look at what is left."""
