@@ -9,10 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from vllm.v1.core.kv_cache_utils import get_block_hash, get_group_id
+from vllm.v1.kv_cache_interface import KVCacheGroupSpec, KVCacheSpec, RSWASpec
 
+from kvtide.errors import LayoutError
+from kvtide.geometry import KVGeometry
 from kvtide.jobs import Direction, JobId
 from kvtide.testing import HeldDevice
+from kvtide.vllm.layout import geometry_of
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.groups import GroupShape, Kind
 from kvtide.vllm.testing.model import PatternModel
@@ -35,6 +40,7 @@ DRAFT = group("draft", 4, draft=True, layers=1)
 ONE_GROUP = {
     "full attention": EngineShape(groups=(FULL,)),
     "full attention, padded pages": EngineShape(groups=(replace(FULL, padded_words=7),)),
+    "full attention, two kernel blocks in one": EngineShape(groups=(replace(FULL, split=True),)),
     "latent attention": EngineShape(groups=(LATENT,), rank_count=2),
     "layers that keep more than others": EngineShape(
         groups=(group("latent", 4, Kind.MLA, words_by_layer=(3, 1, 3), layers=3),), block_first=True
@@ -225,3 +231,23 @@ def test_what_one_group_alone_has_on_the_device_is_no_hit(tmp_path: Path, asynch
     engine.memory.clear(sorted(gone))
     assert ask(engine, "again", prompt) == 40
     engine.close()
+
+
+def geometry_with(folder: Path, spec: KVCacheSpec, **flags: bool) -> KVGeometry:
+    shape = EngineShape(groups=(FULL,))
+    config = shape.vllm_config(folder)
+    (kv_cache_config,) = shape.kv_cache_configs(config)
+    kv_cache_config.kv_cache_groups.append(KVCacheGroupSpec(["other.0"], spec, **flags))
+    return geometry_of(config, kv_cache_config, 1)
+
+
+def test_attention_that_drops_what_is_between_is_not_taken_for_full_attention(tmp_path: Path) -> None:
+    # vLLM calls it full attention; its blocks leave a request in the middle.
+    spec = RSWASpec(block_size=4, num_kv_heads=1, head_size=1, dtype=torch.float32, rswa_window=8)
+    with pytest.raises(LayoutError, match="2 KV cache groups: full_attention, reference sliding window;"):
+        geometry_with(tmp_path, spec)
+
+
+def test_a_group_that_is_in_host_memory_already_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LayoutError, match=r"keeps KV cache groups \[1\] in host memory"):
+        geometry_with(tmp_path, FULL.spec(["other.0"]), host_resident=True)

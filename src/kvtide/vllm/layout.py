@@ -75,6 +75,11 @@ def geometry_of(
     specs = [_one_spec(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
     chosen = kv_cache_config.prefix_cacheable_group_ids
     others = tuple(index for index in range(len(specs)) if index not in chosen)
+    resident = [index for index, group in enumerate(kv_cache_config.kv_cache_groups) if group.host_resident]
+    if resident:
+        raise LayoutError(
+            f"this model keeps KV cache groups {resident} in host memory. Serve it without kvtide"
+        )
     _refuse_unverified_groups(specs, chosen, others)
     context_ranks = vllm_config.parallel_config.decode_context_parallel_size
     block_tokens = [resolve_dcp_kv_block_size(spec, context_ranks) for spec in specs]
@@ -138,10 +143,19 @@ def _one_spec(spec: "KVCacheSpec") -> "KVCacheSpec":
     return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
 
+def _kind_of(spec: "KVCacheSpec") -> str:
+    """Name what a group keeps, as vLLM does; but what only looks like full attention by its own name."""
+    if hasattr(spec, "rswa_window"):
+        # Blocks between a prompt and the last tokens are let go of, and what is in the last ones depends on
+        # where the prompt ended: no hash says that.
+        return "reference sliding window"
+    return str(get_kv_cache_spec_kind(spec).value)
+
+
 def _refuse_unverified_groups(
     specs: "Sequence[KVCacheSpec]", chosen: Sequence[int], others: Sequence[int]
 ) -> None:
-    kinds = [get_kv_cache_spec_kind(spec).value for spec in specs]
+    kinds = [_kind_of(spec) for spec in specs]
     verified = {kind.value for kind in GroupKind}
     # What a request could use and nobody brings back would be missing after a load.
     kept_from_us = any(specs[index].prefix_cacheable for index in others)

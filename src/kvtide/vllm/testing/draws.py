@@ -53,7 +53,8 @@ class _Layers:
         """Draw how many layers a group has, and whether its pages are padded; ``more``: of ``GroupShape``."""
         self._count += 1
         names = tuple(f"group{self._count}.layers.{layer}" for layer in range(self._chance.choice((1, 2, 3))))
-        shape = GroupShape(names, tokens_per_block, kind, window_tokens, **more)
+        split = kind not in (Kind.MAMBA, Kind.RING) and self._chance.random() < 0.2
+        shape = GroupShape(names, tokens_per_block, kind, window_tokens, split=split, **more)
         padding = self._chance.choice((0, 0, 1, 3))
         return replace(shape, padded_words=shape.page_words + padding) if padding else shape
 

@@ -60,6 +60,7 @@ class GroupShape:
         checkpoints: Of recurrent layers, whether they can leave the state in the middle of a step too, where
             a prompt is looked for later.
         padded_words: Words of a block of one layer, padding included; 0 for as many as it takes.
+        split: Whether kernels see a block as two, where a block of a layer is one dense piece.
         words_by_layer: Instead of ``words``, where layers differ in what they keep.
     """
 
@@ -73,6 +74,7 @@ class GroupShape:
     guesses: int = 0
     checkpoints: bool = False
     padded_words: int = 0
+    split: bool = False
     words_by_layer: tuple[int, ...] = ()
 
     @property

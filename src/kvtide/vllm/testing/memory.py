@@ -37,7 +37,7 @@ class DeviceMemory:
         word_count = configs[0].kv_cache_tensors[0].size // WORD_BYTES
         self._words = np.zeros((len(configs), word_count), dtype=np.uint64)
         self.kv_caches = [
-            _views(config, torch.from_numpy(words.view(np.int8)))
+            _views(config, torch.from_numpy(words.view(np.int8)), self.groups)
             for config, words in zip(configs, self._words, strict=True)
         ]
         first, num_blocks = self.kv_caches[0], configs[0].num_blocks
@@ -92,17 +92,19 @@ class DeviceMemory:
         self._words[:, self._of_block[targets]] = self._words[:, self._of_block[sources]]
 
 
-def _views(config: KVCacheConfig, raw: torch.Tensor) -> dict[str, torch.Tensor]:
+def _views(config: KVCacheConfig, raw: torch.Tensor, groups: Sequence[GroupShape]) -> dict[str, torch.Tensor]:
     layout = KVCacheLayout[config.kv_cache_layout]
-    specs = {
-        name: getattr(group.kv_cache_spec, "kv_cache_specs", {}).get(name, group.kv_cache_spec)
-        for group in config.kv_cache_groups
-        for name in group.layer_names
+    of_layer = {
+        name: (getattr(spec.kv_cache_spec, "kv_cache_specs", {}).get(name, spec.kv_cache_spec), group)
+        for spec, group in zip(config.kv_cache_groups, groups, strict=True)
+        for name in spec.layer_names
     }
     views: dict[str, torch.Tensor] = {}
     for tensor in config.kv_cache_tensors:
-        spec = specs[tensor.layers[0]]
-        of_layers = create_kv_cache_views(raw, spec, config.num_blocks, layout, tensor)
+        spec, group = of_layer[tensor.layers[0]]
+        dense = spec.num_heads * spec.num_states * spec.state_content_size_bytes == tensor.block_stride
+        kernel_block_size = group.tokens_per_block // 2 if group.split and dense else None
+        of_layers = create_kv_cache_views(raw, spec, config.num_blocks, layout, tensor, kernel_block_size)
         views.update(zip(tensor.layers, of_layers, strict=True))
     return views
 
@@ -113,7 +115,9 @@ def _lanes(
     """Find ``int64[words of a slot, places]`` of one layer."""
     unit = view.element_size()
     first = (view.data_ptr() - memory.ctypes.data) // WORD_BYTES
-    block, slot = view.stride(0) * unit // WORD_BYTES, view.stride(2) * unit // WORD_BYTES
+    kernel_blocks = view.shape[0] // num_blocks
+    block = view.stride(0) * kernel_blocks * unit // WORD_BYTES
+    slot = view.stride(2) * unit // WORD_BYTES
     blocks, slots = np.arange(num_blocks), np.arange(slots_per_block)
     places = (first + blocks[:, None] * block + slots * slot).ravel()
     lanes: np.ndarray = places + np.arange(words)[:, None]
