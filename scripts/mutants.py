@@ -356,6 +356,20 @@ MUTANTS = (
         "return -(-(first + gone) // group.blocks_per_chunk)",
         "return -(-(first + gone) // group.blocks_per_chunk) + 1",
         "of what the engine holds behind a window the first chunk is left out",
+        "lazy-never-looks",
+        "F4",
+        "scheduler/lazy.py",
+        "while seen < limit and block is not end:",
+        "while False:",
+        "what the engine is about to hand out is never stored",
+    ),
+    Mutant(
+        "lazy-keeps-what-is-gone",
+        "F10",
+        "scheduler/lazy.py",
+        "self._leavings.drop(block_ids)",
+        "pass",
+        "what was left in a block is written down although somebody else has it now",
     ),
     # F5: failure taken for success.
     Mutant(
