@@ -356,20 +356,14 @@ MUTANTS = (
         "return -(-(first + gone) // group.blocks_per_chunk)",
         "return -(-(first + gone) // group.blocks_per_chunk) + 1",
         "of what the engine holds behind a window the first chunk is left out",
+    ),
+    Mutant(
         "lazy-never-looks",
         "F4",
         "scheduler/lazy.py",
         "while seen < limit and block is not end:",
         "while False:",
         "what the engine is about to hand out is never stored",
-    ),
-    Mutant(
-        "lazy-keeps-what-is-gone",
-        "F10",
-        "scheduler/lazy.py",
-        "self._leavings.drop(block_ids)",
-        "pass",
-        "what was left in a block is written down although somebody else has it now",
     ),
     # F5: failure taken for success.
     Mutant(
@@ -601,6 +595,14 @@ MUTANTS = (
         "every rank answers in the name of the first",
     ),
     # F10: leaks and books that do not balance.
+    Mutant(
+        "lazy-keeps-what-is-gone",
+        "F10",
+        "scheduler/lazy.py",
+        "self._leavings.drop(block_ids)",
+        "pass",
+        "what was left in a block is written down although somebody else has it now",
+    ),
     Mutant(
         "unpin-forgotten",
         "F10",
