@@ -15,7 +15,6 @@ from kvtide.vllm.testing.model import PatternModel
 from kvtide.vllm.testing.promises import HangError, LeakError
 from kvtide.vllm.testing.reach import Reach
 from kvtide.vllm.testing.rest import pools_of
-from kvtide.vllm.testing.shape import MAX_MODEL_LEN
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,7 @@ class Revisit:
         self._settle = settle
         self._number = number
         self._asked = 0
+        self._longest_tokens = 0
         settings = engine.shape.settings
         self._times = int(settings["store_threshold"])
         self._reach = Reach(engine.shape, engine.hash_tokens)
@@ -67,7 +67,7 @@ class Revisit:
             LeakError: What was stored was not hit.
             HangError: A token was wrong.
         """
-        prompt = self._ask.prompt
+        prompt, self._longest_tokens = self._ask.prompt, longest_tokens
         for _ in range(self._times):
             self._hits(prompt, 1)
         due, hit_tokens = self._due_of_prompt(len(prompt)), self._hits(prompt, 1)
@@ -108,9 +108,7 @@ class Revisit:
 
     def _push_out(self, name: str) -> None:
         """Ask so much else that the engine hands out every block once; of that nothing is kept."""
-        shape = self._engine.shape
-        fits = (shape.num_blocks - 3) // len(shape.groups) * shape.tokens_per_block
-        tokens = min(fits, MAX_MODEL_LEN - 2)
+        shape, tokens = self._engine.shape, max(1, self._longest_tokens - 2)
         for index in range(-(-shape.num_blocks * shape.tokens_per_block // tokens)):
             draw = random.Random(f"{name} {index}")
             kept_out = {"kv_transfer_params": {"no_read": True, "no_write": True}}
