@@ -110,6 +110,8 @@ class Resets:
             return
         self._carried.difference_update(new.req_id for new in step.scheduled_new_reqs)
         self._carried -= set(step.scheduled_cached_reqs.resumed_req_ids)
+        # Who was preempted holds nothing any more; what is loaded for it may be stored before it runs again.
+        self._carried -= set(step.preempted_req_ids or ())
         for job in metadata.jobs:
             if (
                 job.direction is Direction.STORE
