@@ -73,6 +73,9 @@ SEVERAL_GROUPS = {
     "recurrent beside a window": EngineShape(groups=(FULL, RECURRENT, WINDOW)),
     "larger blocks of full attention": EngineShape(groups=(group("large", 8), WINDOW)),
     "smaller blocks of full attention": EngineShape(groups=(FULL, group("large", 8, Kind.WINDOW, 10))),
+    "a window that is computed again": EngineShape(
+        groups=(LATENT, group("replayed", 4, Kind.REPLAY, 8)), rank_count=2, block_first=True
+    ),
     "a ring that is never cached": EngineShape(
         groups=(LATENT, group("ring", 8, Kind.RING, 4)), block_first=True
     ),
@@ -230,6 +233,21 @@ def test_what_one_group_alone_has_on_the_device_is_no_hit(tmp_path: Path, asynch
     engine.scheduler.kv_cache_manager.evict_blocks(gone)
     engine.memory.clear(sorted(gone))
     assert ask(engine, "again", prompt) == 40
+    engine.close()
+
+
+def test_a_window_that_is_not_computed_again_after_a_load_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shape = SHAPES["a window that is computed again"]
+    engine = engine_of(tmp_path, replace(shape, num_blocks=65))
+    prompt = tokens(41, seed=1)
+    ask(engine, "first", prompt)
+    empty(engine)
+    # Who says that a load restores the window keeps vLLM from it.
+    monkeypatch.setattr(engine.connector, "get_loaded_kv_cache_group_ids", lambda request: (0, 1))
+    with pytest.raises(WrongBytesError, match="goes on at 40 without its window"):
+        ask(engine, "again", prompt)
     engine.close()
 
 

@@ -251,3 +251,39 @@ class RingContents(TokenContents):
         (block,) = span.tables[self.group_index]
         places: np.ndarray = block * self.group.slots_per_block + tokens % self.group.tokens_per_block
         return places
+
+
+class ReplayContents(TokenContents):
+    """A window that nobody keeps: computed again from a window before the end of a hit on."""
+
+    def __init__(self, memory: DeviceMemory, group_index: int) -> None:
+        super().__init__(memory, group_index)
+        self._loaded: dict[tuple[str, int], set[int]] = {}  # request and tokens: the ranks that brought them
+
+    def read(self, spans: Sequence[Span]) -> None:
+        for span in spans:
+            self._demand_replay(span)
+            first = max(self.group.first_read(span.begin), span.admitted)
+            tokens = np.arange(first, span.kept)
+            places = self.group.places(span.tables[self.group_index], tokens)
+            found = self.memory.read(self.group_index, places)
+            what = f"{span.request_id}: computing {span.begin} to {span.end}"
+            self.compare(found, span.demanded.states[tokens], slice(None), what)
+
+    def check_loaded(self, loaded: Loaded) -> int:
+        self._loaded.setdefault((loaded.request_id, loaded.end), set()).add(loaded.rank)
+        return 0
+
+    def _demand_replay(self, span: Span) -> None:
+        """Demand that who was loaded, by all ranks, goes on a window earlier."""
+        for end in [end for name, end in self._loaded if name == span.request_id]:
+            brought_by = self._loaded.pop((span.request_id, end))
+            window = self.group.window_tokens or 0
+            if len(brought_by) == self.memory.rank_count and span.admitted > end - window:
+                raise WrongBytesError(f"{span.request_id}: goes on at {span.admitted} without its window")
+
+    def write_loaded(self, rank: int, demanded: Demanded, table: np.ndarray, tokens: range) -> None:
+        """Do nothing: nobody brings it."""
+
+    def check_cached(self, cached: Sequence[Cached]) -> None:
+        raise WrongBytesError(f"blocks {[one.block for one in cached]} of a replayed window are offered")

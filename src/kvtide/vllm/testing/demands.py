@@ -50,6 +50,7 @@ class Span:
     Attributes:
         demanded: The request.
         request_id: Its name.
+        admitted: First token that was computed since it was admitted.
         begin: First token that is computed.
         end: One past the last one, guesses of a drafter included.
         kept: One past the last one that is right: guesses behind it were wrong.
@@ -64,6 +65,7 @@ class Span:
 
     demanded: Demanded
     request_id: str
+    admitted: int
     begin: int
     end: int
     kept: int

@@ -142,10 +142,12 @@ def _local(chance: random.Random, rank_count: int, family: str) -> Model:
     return Model(family, (layers.group(block), local))
 
 
-def _ring(chance: random.Random, rank_count: int, family: str) -> Model:
+def _kept_out(chance: random.Random, rank_count: int, family: str) -> Model:
     layers, block = _Layers(chance), chance.choice((4, 8))
     kept = layers.group(block, chance.choice((Kind.MLA, Kind.FULL)))
-    return Model(family, (kept, layers.group(8, Kind.RING, 4)))
+    if chance.random() < 0.5:
+        return Model(family, (kept, layers.group(8, Kind.RING, 4)))
+    return Model(family, (kept, layers.group(block, Kind.REPLAY, chance.choice((1, 2, 4)) * block)))
 
 
 def _context(chance: random.Random, rank_count: int, family: str) -> Model:
@@ -204,7 +206,7 @@ FAMILIES: dict[str, Family] = {
     "unequal blocks": Family(_unequal, 2),
     "latent attention": Family(_latent, 2),
     "chunked-local attention": Family(_local, 2),
-    "a ring": Family(_ring, 2),
+    "kept out": Family(_kept_out, 3),
     "recurrent": Family(_recurrent, 3),
     "recurrent and windows": Family(_recurrent_windows, 2),
     "tokens over ranks": Family(_context, 4, least_ranks=2),

@@ -34,11 +34,13 @@ class Kind(Enum):
     WINDOW_MLA = "sliding window, latent"
     CHUNKED = "chunked-local attention"
     MAMBA = "recurrent"
+    REPLAY = "sliding window, replayed"
+    """Never cached: after a hit the last window is computed again, for these layers alone."""
     RING = "ring"
     """One block a request, for the tokens since the last multiple of ``window_tokens``: never cached."""
 
 
-LATENT = (Kind.MLA, Kind.WINDOW_MLA)
+LATENT = (Kind.MLA, Kind.WINDOW_MLA, Kind.REPLAY)
 """The same bytes on every rank."""
 
 
@@ -100,7 +102,7 @@ class GroupShape:
     @property
     def offloaded(self) -> bool:
         """Whether it can be cached by prefix."""
-        return self.kind is not Kind.RING
+        return self.kind not in (Kind.RING, Kind.REPLAY)
 
     def first_read(self, position: int) -> int:
         """First token whose KV is read by a query at ``position``."""
@@ -176,6 +178,9 @@ class GroupShape:
                 return SlidingWindowSpec(**common, dcp_sharded=False, sliding_window=self.window_tokens)
             case Kind.WINDOW_MLA:
                 return SlidingWindowMLASpec(**common, dcp_sharded=False, sliding_window=self.window_tokens)
+            case Kind.REPLAY:
+                window = {"sliding_window": self.window_tokens, "bounded_replay": True}
+                return SlidingWindowMLASpec(**common, **window, dcp_sharded=False)
             case Kind.CHUNKED:
                 return ChunkedLocalAttentionSpec(
                     **common, dcp_sharded=False, attention_chunk_size=self.window_tokens

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from kvtide.vllm.testing.contents import Cached, Contents, Loaded, RingContents, TokenContents
+from kvtide.vllm.testing.contents import Cached, Contents, Loaded, ReplayContents, RingContents, TokenContents
 from kvtide.vllm.testing.demands import Demanded, Span
 from kvtide.vllm.testing.drafts import DraftContents
 from kvtide.vllm.testing.groups import Kind
@@ -164,5 +164,9 @@ def _contents(memory: DeviceMemory, group_index: int) -> Contents:
     group = memory.groups[group_index]
     if group.draft:
         return DraftContents(memory, group_index)
-    kinds: dict[Kind, type[Contents]] = {Kind.MAMBA: StateContents, Kind.RING: RingContents}
+    kinds: dict[Kind, type[Contents]] = {
+        Kind.MAMBA: StateContents,
+        Kind.RING: RingContents,
+        Kind.REPLAY: ReplayContents,
+    }
     return kinds.get(group.kind, TokenContents)(memory, group_index)

@@ -26,6 +26,8 @@ class Reach:
         self._hash_tokens = hash_tokens
         self._kept = [group for group in shape.groups if group.offloaded]
         self.interval_tokens = math.lcm(shape.tokens_per_block, *map(self._chunk_tokens, self._kept))
+        replayed = [group.window_tokens for group in shape.groups if group.kind is Kind.REPLAY]
+        self._replayed_tokens = max((tokens or 0 for tokens in replayed), default=0)
         self.one_prefix = len(self._kept) == 1 and self._kept[0].window_tokens is None
         self.one_prefix = self.one_prefix and self._kept[0].kind is not Kind.MAMBA
 
@@ -35,7 +37,9 @@ class Reach:
         named = prompt_tokens // self._hash_tokens - self._shape.has_drafter
         most = min(prompt_tokens - 1, named * self._hash_tokens)
         if all(group.kind is not Kind.MAMBA for group in self._kept):
-            return max(most, 0) // self.interval_tokens * self.interval_tokens
+            reached = max(most, 0) // self.interval_tokens * self.interval_tokens
+            # A hit that would be computed again in full is none.
+            return reached if reached > self._replayed_tokens else 0
         # Of states only those are kept that a step leaves behind; one ends on the last block for certain.
         block = min(group.tokens_per_block for group in self._kept)
         kept = (

@@ -22,6 +22,7 @@ class _Row:
     tables: list[np.ndarray]  # per group
     known_tokens: int
     begin: int
+    admitted: int
     settled: int | None = None  # tokens of whose KV it is known that they are right
     guesses: list[int] = field(default_factory=list)
     state_column: int | None = None
@@ -66,14 +67,16 @@ class WorkerTables:
             self._rows.pop(request_id, None)
         for new in step.scheduled_new_reqs:
             tokens = requests[new.req_id].num_tokens
-            self._rows[new.req_id] = _Row(_arrays(new.block_ids), tokens, new.num_computed_tokens)
+            self._rows[new.req_id] = _Row(
+                _arrays(new.block_ids), tokens, new.num_computed_tokens, new.num_computed_tokens
+            )
         cached = step.scheduled_cached_reqs
         for request_id, new_ids, computed in zip(
             cached.req_ids, cached.new_block_ids, cached.num_computed_tokens, strict=True
         ):
             if request_id in cached.resumed_req_ids:
                 tokens = requests[request_id].num_tokens
-                self._rows[request_id] = _Row(_arrays(new_ids), tokens, computed)
+                self._rows[request_id] = _Row(_arrays(new_ids), tokens, computed, computed)
                 continue
             row = self._rows[request_id]
             if new_ids is not None:
@@ -107,6 +110,7 @@ class WorkerTables:
         span = Span(
             demanded,
             request_id,
+            row.admitted,
             row.begin,
             end,
             kept,
