@@ -47,6 +47,11 @@ class Reach:
         ) // block * block - block * self._shape.has_drafter
         return kept if 0 < kept <= most and kept % self.interval_tokens == 0 else 0
 
+    def of_chunks(self, chunk_count: int) -> int:
+        """Tokens at whose end a request can go on that so many chunks of one prefix hold."""
+        tokens = chunk_count * self._chunk_tokens(self._kept[0])
+        return tokens - tokens % self.interval_tokens
+
     def chunks(self, token_count: int) -> int:
         """Chunks of all groups that so many tokens take at most."""
         return sum(token_count // self._chunk_tokens(group) for group in self._kept)

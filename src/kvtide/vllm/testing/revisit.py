@@ -120,7 +120,7 @@ class Revisit:
         room = min(self._fits, self._queue)
         due = self._reach.of_prompt(prompt_tokens)
         if self._reach.one_prefix:
-            return min(due, room * self._reach.interval_tokens)
+            return min(due, self._reach.of_chunks(room))
         # A point that not all groups could store is none.
         return due if self._reach.chunks(prompt_tokens) <= room else 0
 
