@@ -126,7 +126,11 @@ class Revisit:
 
     def _due_of_turn(self, prompt_tokens: int, count: int) -> int:
         # The last token has no KV; with asynchronous scheduling the one before it may be under way.
-        computed = prompt_tokens + count - 1 - self._engine.shape.asynchronous
+        shape = self._engine.shape
+        computed = prompt_tokens + count - 1 - shape.asynchronous
+        if shape.settings["store_policy"] == "lazy":
+            # vLLM hashes what it plans for certain: of guesses that the last step found right it has no hash.
+            computed -= shape.guesses
         if self._reach.chunks(computed) > min(self._fits, self._queue):
             # How the rest of a full pool or queue is shared is nobody's promise.
             return self._due_of_prompt(prompt_tokens) if self._reach.one_prefix else 0
