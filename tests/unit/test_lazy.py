@@ -103,6 +103,9 @@ def test_books_agree_with_a_map_from_block_to_prefix(steps: list[tuple[list[int]
                 assert whole.hashes == hashes([one for one in held for _ in range(4)])
 
 
+FAR = list(range(100, 120))  # free blocks that hold nothing
+
+
 class FakePool:
     """The engine's pool: hashes of blocks, and a free list that tests put in order."""
 
@@ -111,7 +114,7 @@ class FakePool:
             SimpleNamespace(block_id=index, block_hash=None, next_free_block=None, prev_free_block=None)
             for index in range(count)
         ]
-        self.order([])
+        self.order(FAR)
 
     def order(self, block_ids: Sequence[int]) -> None:
         head, tail = SimpleNamespace(block_id=-1), SimpleNamespace(block_id=-1)
@@ -168,9 +171,6 @@ class Half:
         return request
 
 
-FAR = list(range(100, 120))  # free blocks that hold nothing
-
-
 def test_nothing_is_stored_before_its_block_is_near_the_front() -> None:
     half = Half()
     half.leave("a", list(range(12)), [1, 2, 3])
@@ -179,6 +179,19 @@ def test_nothing_is_stored_before_its_block_is_near_the_front() -> None:
     half.scheduler._lazy.handed_out(FAR[:14])  # type: ignore[union-attr]
     half.pool.order([*FAR[14:], 3, 2, 1])
     assert half.step(other=1) == [[1, 2, 3]], "the whole prefix, as soon as its tail is near"
+    half.scheduler.check_invariants()
+
+
+@pytest.mark.parametrize(("free_count", "stored"), [(7, [[1, 2, 3]]), (8, [])])
+def test_where_little_is_free_a_request_is_stored_when_it_ends(
+    free_count: int, stored: list[list[int]]
+) -> None:
+    half = Half()
+    half.pool.order(FAR[:free_count])
+    half.leave("a", list(range(12)), [1, 2, 3])
+    # Its blocks are freed and handed out in one step: they are never seen in the free list.
+    half.pool.order(FAR)
+    assert half.step(other=1) == stored
     half.scheduler.check_invariants()
 
 

@@ -113,6 +113,20 @@ class LazyStores:
             )
         self._left_count += 1
 
+    def ended(self, state: RequestOffloadState, computed_tokens: int, now_s: float) -> None:
+        """Write down what a request leaves for good; where little is free, store it at once.
+
+        Of a finished request the engine may free the blocks, and give them to others, in one step of which we
+        hear when it is over.
+        """
+        self.left(state, computed_tokens)
+        if self.pool is None or self.pool.free_block_queue.num_free_blocks >= self._horizon:
+            return
+        for group_state in state.groups:
+            found = (self._leavings.find(block_id) for block_id in reversed(group_state.block_ids))
+            if (last := next(filter(None, found), None)) is not None:
+                self._offer(last[0], last[1] + 1, now_s)
+
     def handed_out(self, block_ids: Sequence[int]) -> None:
         """Note blocks that the engine has given to a request, to be written."""
         self._leavings.drop(block_ids)

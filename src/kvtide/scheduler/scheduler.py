@@ -186,7 +186,7 @@ class OffloadingConnectorScheduler:
         computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens
         self._stores.plan(state, computed_tokens, now_s, final=True)
         if self._lazy is not None:
-            self._lazy.left(state, computed_tokens)
+            self._lazy.ended(state, computed_tokens, now_s)
 
     # -- a step ---------------------------------------------------------------------------------
 
