@@ -36,12 +36,14 @@ CONFIGURATIONS = (
     "async/v1/4/small/lru",
     "sync/v2/4/small/lru",
     "async/v2/2/large/arc",
+    "sync/v2/1/small/arc",
+    "sync/v1/2/small/lru",
 )
 """Of the simulation: every value of every column is among them."""
 
 WALK_STEPS = 500
 STEPS = 60 * WALK_STEPS
-"""Of all walks against one mutant: six seeds of each configuration."""
+"""Of all walks against one mutant: five seeds of each configuration."""
 
 LIMIT_S = 60.0
 """A mutant that was not noticed by then is not caught. The unchanged code gets longer: it has to pass."""

@@ -120,6 +120,18 @@ class Asker:
         latest = {tuple(ask.prompt[:8]): ask for ask in self._asked}
         return [replace(ask, kind="again") for ask in list(latest.values())[-count:]]
 
+    def stems(self, whole: bool) -> list[Ask]:
+        """Today's stems as requests of their own.
+
+        Args:
+            whole: Continued to the longest that fits the device; otherwise by one token.
+        """
+        longest = self._longest - 2
+        return [
+            Ask("stem", stem + self._tokens(max(1, longest - len(stem)) if whole else 1), 1, identity)
+            for stem, identity in self._stems
+        ]
+
     def fillers(self, block_count: int) -> list[Ask]:
         """Draw new prompts that take so many blocks together, none of them shared."""
         shape, asks = self._shape, []

@@ -71,7 +71,7 @@ def draw_day(chance: random.Random, tight: bool, rank_count: int) -> Day:
             fail_share = chance.choice((0.2, 0.4)) / rank_count
             stores = _mostly_well(chance)
             loads = {"quick": 0.7, "slow": 0.3, "fails unbegun": fail_share, "fails half way": fail_share}
-            rates |= {"all again": 0.05}
+            rates |= {"all again": 0.04, "load together": 0.025}
         case "stores outlast":
             stores = {"instant": 0.5, "quick": 0.5, "outlasts": chance.choice((0.1, 0.4))}
     return Day(
@@ -95,6 +95,7 @@ def _rates(chance: random.Random) -> dict[str, float]:
         "forget running": chance.choice((0.0, 0.01, 0.05)),
         "pause": chance.choice((0.0, 0.0, 0.0, 0.02)),
         "sleep": chance.choice((0.0, 0.0, 0.0, 0.01)),
+        "abort what loads again": chance.choice((0.0, 0.02)),
         "jump": chance.choice((0.0, 0.01, 0.05)),
         "update early": chance.choice((0.0, 0.3)),
         "check device": 0.03,

@@ -105,6 +105,7 @@ MUST_HAPPEN = (
     "engine: sibling before",
     "engine: sibling after",
     "ask: limits",
+    "prompts loaded together",
     "hit again",
     "answer hit by the next turn",
     "load checked",

@@ -73,6 +73,8 @@ class Walk:
         self._actions: dict[str, Callable[[], None]] = {
             "abort": self._abort,
             "all again": self._ask_all_again,
+            "load together": self._load_together,
+            "abort what loads again": self._abort_what_loads_again,
             "forget device": self.resets.device,
             "reset": self.resets.connector,
             "reset running": self.resets.running,
@@ -294,6 +296,30 @@ class Walk:
         for ask in self._asker.again(3):
             self._ask(ask)
 
+    def _load_together(self) -> None:
+        """Have prompts that fill the device loaded at the same time, and nothing that runs beside them."""
+        self.copies.go_like({})
+        self._come_to_rest(stuck=False)
+        for ask in self._asker.stems(whole=False):
+            self._ask(ask)
+            self._come_to_rest(stuck=False)
+        self.resets.device()
+        self.copies.go_like(self._day.copies)
+        for ask in self._asker.stems(whole=self._chance.random() < 0.5):
+            self._ask(ask)
+        self._come_to_rest(stuck=True)
+        self.report.happened["prompts loaded together"] += 1
+
+    def _abort_what_loads_again(self) -> None:
+        """Abort who has run, lost everything, and is being brought what another connector holds."""
+        self.resets.running()
+        self._turn(0.0005)
+        for name, request in list(self.engine.scheduler.requests.items()):
+            if request.status == RequestStatus.WAITING_FOR_REMOTE_KVS and request.num_preemptions:
+                self.report.happened["abort: ran, and loads again"] += 1
+                self._aborted.add(name)
+                self.engine.abort(name)
+
     def _abort(self) -> None:
         live = self.engine.scheduler.requests
         names = [name for name, request in live.items() if not request.is_finished()]
@@ -302,9 +328,6 @@ class Walk:
             # A load takes a few steps: by chance it would seldom be met.
             name = self._chance.choice(loading if loading and self._chance.random() < 0.5 else names)
             self.report.happened[f"abort: {RequestStatus(live[name].status).name.lower()}"] += 1
-            self.report.happened["abort: ran, and loads again"] += (
-                name in loading and live[name].num_preemptions > 0
-            )
             self._aborted.add(name)
             self.engine.abort(name)
 
