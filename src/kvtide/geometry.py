@@ -129,6 +129,8 @@ class KVGeometry:
         others: Positions, among the engine's groups, of those that are not offloaded: they hold what no
             other request can use, out of the same blocks.
         engine_interval: The engine's own hits are multiples of so many tokens.
+        takes_hits_back: The engine may drop a hit of its own that it has told us of: where a group computes
+            its last tokens again after a hit, one that is no longer than these is none.
         restore_interval: Tokens between the points at which every group can be restored.
         is_one_prefix: One group that needs all chunks before a point: what can be read is a prefix.
         finest: The group with the smallest chunks.
@@ -138,6 +140,7 @@ class KVGeometry:
     shard_count: int = 1
     others: tuple[int, ...] = ()
     engine_interval: int = 1
+    takes_hits_back: bool = False
     restore_interval: int = field(init=False)
     is_one_prefix: bool = field(init=False)
     finest: GroupGeometry = field(init=False)

@@ -161,6 +161,18 @@ def test_blocks_of_a_group_that_stays_out_are_watched_too(given_to_running: bool
     assert step.jobs_to_flush == {store.job_id}
 
 
+@pytest.mark.parametrize("takes_back", [True, False])
+def test_blocks_in_the_place_of_a_hit_that_was_taken_back_are_watched_like_new_ones(takes_back: bool) -> None:
+    # Found by the walk: a window that is computed again after a hit lets vLLM drop one that is not longer.
+    half = Half(geometry=KVGeometry((FULL,), takes_hits_back=takes_back))
+    request, _ = half.ask("a", list(range(9)))
+    half.scheduler.update_state_after_alloc(request, ([1, 2, 3],), 0, 0.0)
+    (store,) = half.step({"a": ([1, 2, 3],)}, a=9).jobs
+    other, _ = half.ask("b", [7] * 9, local=8)
+    half.scheduler.update_state_after_alloc(other, ([2, 5, 6],), 0, 0.0)
+    assert half.step({}).jobs_to_flush == ({store.job_id} if takes_back else set())
+
+
 class Pool:
     def __init__(self, count: int) -> None:
         self.blocks = list(range(count))

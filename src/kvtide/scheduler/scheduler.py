@@ -149,7 +149,8 @@ class OffloadingConnectorScheduler:
         for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
             table = block_ids[group.engine_index]
             # The engine's own hit keeps its contents; what it gave beyond that is about to be written.
-            first_new = max(len(group_state.block_ids), state.local_tokens // group.tokens_per_block)
+            local_tokens = 0 if self._geometry.takes_hits_back else state.local_tokens
+            first_new = max(len(group_state.block_ids), local_tokens // group.tokens_per_block)
             first_computed = first_new
             if num_external_tokens:
                 first_computed = max(first_new, -(-restored_tokens // group.tokens_per_block))

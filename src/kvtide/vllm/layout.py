@@ -101,6 +101,7 @@ def geometry_of(
         shard_count=vllm_config.parallel_config.world_size,
         others=others,
         engine_interval=math.lcm(*block_tokens),
+        takes_hits_back=any(spec.prefix_replay_tokens for spec in specs),
     )
 
 
