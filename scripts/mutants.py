@@ -510,8 +510,8 @@ MUTANTS = (
         "loads-take-all-room",
         "F7",
         "scheduler/parked.py",
-        "if self._geometry.is_one_prefix or free is None or not self._parked:",
-        "if self._geometry.is_one_prefix or free is None or self._parked:",
+        "if exact or free is None or not self._parked:",
+        "if exact or free is None or self._parked:",
         "loaded requests hold all blocks, and none of them has room to run",
     ),
     # F8: identity too weak. The fingerprint concerns tiers below host memory; above it, names count.

@@ -120,14 +120,41 @@ class GroupGeometry:
 
 
 @dataclass(frozen=True, slots=True)
+class OtherGroup:
+    """A group that is not offloaded: it holds what no other request can use, out of the same blocks.
+
+    Attributes:
+        engine_index: Position among the engine's groups.
+        tokens_per_block: Tokens one block spans; None for one block a request, however long.
+        window_tokens: Tokens a query sees, itself included; None for all before it.
+    """
+
+    engine_index: int
+    tokens_per_block: int | None = None
+    window_tokens: int | None = None
+
+    def held_blocks(self, token_count: int) -> int:
+        """Count the blocks that a request of so many computed tokens holds."""
+        return self.all_blocks(token_count) - self._passed_blocks(token_count)
+
+    def all_blocks(self, token_count: int) -> int:
+        """Count the blocks that so many tokens take, those a window has passed included."""
+        return 1 if self.tokens_per_block is None else -(-token_count // self.tokens_per_block)
+
+    def _passed_blocks(self, token_count: int) -> int:
+        if self.tokens_per_block is None or self.window_tokens is None:
+            return 0
+        return max(0, token_count - (self.window_tokens - 1)) // self.tokens_per_block
+
+
+@dataclass(frozen=True, slots=True)
 class KVGeometry:
     """All groups of a model that are offloaded, and how many ranks hold a shard of each chunk.
 
     Attributes:
         groups: The groups.
         shard_count: Ranks.
-        others: Positions, among the engine's groups, of those that are not offloaded: they hold what no
-            other request can use, out of the same blocks.
+        others: The groups that are not.
         engine_interval: The engine's own hits are multiples of so many tokens.
         takes_hits_back: The engine may drop a hit of its own that it has told us of: where a group computes
             its last tokens again after a hit, one that is no longer than these is none.
@@ -138,7 +165,7 @@ class KVGeometry:
 
     groups: tuple[GroupGeometry, ...]
     shard_count: int = 1
-    others: tuple[int, ...] = ()
+    others: tuple[OtherGroup, ...] = ()
     engine_interval: int = 1
     takes_hits_back: bool = False
     restore_interval: int = field(init=False)

@@ -4,15 +4,19 @@ import itertools
 from types import SimpleNamespace
 
 import pytest
+from fakes import FakeRequest
 from hypothesis import given
 from hypothesis import strategies as st
 from test_windows import FULL, Half
 from test_work_per_step import done
 
 from kvtide.errors import ConfigError
-from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry, chunks_needed
-from kvtide.jobs import Direction, HopResult
+from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry, OtherGroup, chunks_needed
+from kvtide.jobs import Direction, HopResult, ReqContext
+from kvtide.scheduler.holds import BlockHolds
+from kvtide.scheduler.parked import ParkedRequests
 from kvtide.scheduler.restore_points import chunks_kept
+from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState
 
 LOCAL = GroupGeometry(1, GroupKind.CHUNKED_LOCAL, 4, 1, 4, local_tokens=12)
 
@@ -141,7 +145,9 @@ def test_with_a_drafter_the_last_chunk_waits_until_what_follows_it_is_known() ->
 
 @pytest.mark.parametrize("given_to_running", [True, False])
 def test_blocks_of_a_group_that_stays_out_are_watched_too(given_to_running: bool) -> None:
-    ring = KVGeometry((GroupGeometry(0, GroupKind.FULL_ATTENTION, 4, 1, 4, engine_index=1),), others=(0,))
+    ring = KVGeometry(
+        (GroupGeometry(0, GroupKind.FULL_ATTENTION, 4, 1, 4, engine_index=1),), others=(OtherGroup(0),)
+    )
     half = Half(geometry=ring)
     request, _ = half.ask("a", list(range(9)))
     tables = ([50], [1, 2, 3])
@@ -159,6 +165,27 @@ def test_blocks_of_a_group_that_stays_out_are_watched_too(given_to_running: bool
         cached = SimpleNamespace(req_ids=["b"], resumed_req_ids=set(), new_block_ids=[([2], [])])
     step = half.step({"b": ([51], [4, 5, 6])}, cached=cached, b=9)
     assert step.jobs_to_flush == {store.job_id}
+
+
+@pytest.mark.parametrize(("blocks", "fits"), [(29, False), (30, True)])
+def test_what_groups_that_stay_out_will_hold_counts_when_a_load_is_to_leave_room(
+    blocks: int, fits: bool
+) -> None:
+    # Found by the walk: two loads of 40 of 50 tokens hold 10 + 2 blocks each and lack 3 + 3 each.
+    full = GroupGeometry(0, GroupKind.MLA_ATTENTION, 4, 1, 4)
+    replayed = OtherGroup(1, tokens_per_block=4, window_tokens=8)
+    holds = BlockHolds()
+    holds.pool = Pool(1 + blocks)
+    parked = ParkedRequests(KVGeometry((full,), others=(replayed,)), holds)
+    loaded, asked = (
+        RequestOffloadState(FakeRequest(name, [1] * 50), [GroupOffloadState()], ReqContext(name))
+        for name in ("loaded", "asked")
+    )
+    loaded.groups[0].block_ids = list(range(1, 11))
+    parked.admitted(loaded)
+    assert parked.leave_room_for(asked, 40) is fits
+    parked.settled("loaded")
+    assert parked.leave_room_for(asked, 40)
 
 
 @pytest.mark.parametrize("takes_back", [True, False])

@@ -69,14 +69,16 @@ class ParkedRequests:
         """
         free = self._holds.free_count
         # Of one group without a window, vLLM's own account is exact.
-        if self._geometry.is_one_prefix or free is None or not self._parked:
+        exact = self._geometry.is_one_prefix and not self._geometry.others
+        if exact or free is None or not self._parked:
             return True
         held, most = self._after_load(state, restored_tokens)
         for other in self._parked.values():
             if other is state:
                 continue
-            free -= len(self._geometry.others)
-            missing = 0
+            loaded = len(other.groups[0].block_ids) * self._geometry.groups[0].tokens_per_block
+            held_apart, missing = self._of_other_groups(other, loaded)
+            free -= held_apart
             for group_state, group in zip(other.groups, self._geometry.groups, strict=True):
                 free -= sum(block != NULL_BLOCK for block in group_state.block_ids)
                 blocks = -(-other.request.num_tokens // group.tokens_per_block)
@@ -86,9 +88,15 @@ class ParkedRequests:
 
     def _after_load(self, state: RequestOffloadState, restored_tokens: int) -> tuple[int, int]:
         """Count the blocks that a request would hold after a load, and those it would lack then."""
-        held, missing = len(self._geometry.others), 0
+        held, missing = self._of_other_groups(state, restored_tokens)
         for group in self._geometry.groups:
             restored = -(-restored_tokens // group.tokens_per_block)
             held += restored - group.first_needed_token(restored_tokens) // group.tokens_per_block
             missing += max(0, -(-state.request.num_tokens // group.tokens_per_block) - restored)
         return held, missing
+
+    def _of_other_groups(self, state: RequestOffloadState, token_count: int) -> tuple[int, int]:
+        """Count the same of groups that are not offloaded, for a request that has so many tokens."""
+        others, needed = self._geometry.others, state.request.num_tokens
+        held = sum(group.held_blocks(token_count) for group in others)
+        return held, sum(group.all_blocks(needed) - group.all_blocks(token_count) for group in others)

@@ -159,8 +159,8 @@ class OffloadingConnectorScheduler:
             if self._lazy is not None:
                 self._lazy.handed_out(table[first_new:])
             group_state.block_ids = list(table)
-        for index in self._geometry.others:
-            self._note_handed_out(block_ids[index])
+        for other in self._geometry.others:
+            self._note_handed_out(block_ids[other.engine_index])
         self._note_admission(state, num_external_tokens)
         self._due.soon.add(request.request_id)
         if not state.computed:

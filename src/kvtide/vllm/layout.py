@@ -12,7 +12,7 @@ from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs, get_kv_cache_spec_kind
 
 from kvtide.errors import ConfigError, LayoutError
-from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
+from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry, OtherGroup
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
@@ -99,10 +99,16 @@ def geometry_of(
             for group_index, engine_index in enumerate(chosen)
         ),
         shard_count=vllm_config.parallel_config.world_size,
-        others=others,
+        others=tuple(_other(index, specs[index], block_tokens[index]) for index in others),
         engine_interval=math.lcm(*block_tokens),
         takes_hits_back=any(spec.prefix_replay_tokens for spec in specs),
     )
+
+
+def _other(engine_index: int, spec: "KVCacheSpec", tokens_per_block: int) -> OtherGroup:
+    window = getattr(spec, "sliding_window", None)
+    # A ring is one block, whatever a request's length.
+    return OtherGroup(engine_index, tokens_per_block, window) if window else OtherGroup(engine_index)
 
 
 def _group(
