@@ -475,14 +475,6 @@ MUTANTS = (
         "a step waits for a slow store as long as it takes",
     ),
     Mutant(
-        "loads-beside-a-failure",
-        "F7",
-        "scheduler/parked.py",
-        "if not self._unsettled:",
-        "if request_id not in self._unsettled:",
-        "others are offered loads for which vLLM keeps no room while one whose load has failed has not run",
-    ),
-    Mutant(
         "store-queue-unbounded",
         "F7",
         "scheduler/stores.py",

@@ -98,24 +98,6 @@ def test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed(
     assert harness.outputs["loaded"] == PatternModel.answer(PROMPT[::-1], 1)
 
 
-def test_nobody_is_offered_a_load_beside_one_that_has_failed(build: Build) -> None:
-    # vLLM 0.32 still reserves all blocks of the one that failed. Who is ahead of it and offered a load does
-    # not fit beside them, and nobody behind is looked at: nothing runs any more.
-    harness = build(num_blocks=13, priority=True)
-    for prompt in (PROMPT, PROMPT[::-1]):
-        harness.add(f"writer {prompt[0]}", prompt, 1)
-        harness.drain()
-    harness.scheduler.reset_prefix_cache()
-    harness.add("fails", PROMPT, 1, priority=1)
-    for _ in range(3):
-        harness.step()
-    harness.add("ahead", PROMPT[::-1], 1, priority=0)
-    harness.load.fail()
-    harness.drain()
-    assert harness.outputs["fails"] == PatternModel.answer(PROMPT, 1)
-    assert harness.outputs["ahead"] == PatternModel.answer(PROMPT[::-1], 1)
-
-
 def test_loaded_requests_leave_room_to_run_where_a_group_sees_a_window(build: Build) -> None:
     # vLLM 0.32 admits the second load because it takes the first one's window for all it will ever need of
     # that group. Then neither has room for its next tokens, and nobody runs who could be preempted.

@@ -30,7 +30,6 @@ class Harness(ModelEngine):
         host_pages: Pages of host memory; kvtide maps whole ones.
         siblings: Whether another connector loads too; then ``sibling.chance`` is the test's to set.
         window_tokens: Of a second group, which sees a window; None for no such group.
-        priority: Schedule by priority.
         settings: Of kvtide, beside the host memory.
 
     Attributes:
@@ -50,7 +49,6 @@ class Harness(ModelEngine):
         host_pages: int = 8,
         siblings: Siblings = Siblings.NONE,
         window_tokens: int | None = None,
-        priority: bool = False,
         **settings: Any,
     ) -> None:
         self.store, self.load = HeldDevice(Direction.STORE), HeldDevice(Direction.LOAD)
@@ -66,7 +64,6 @@ class Harness(ModelEngine):
             budget_tokens=budget_tokens,
             host_pages=host_pages,
             siblings=siblings,
-            priority=priority,
             settings=settings,
         )
         super().__init__(folder, shape, lambda _, direction: copiers[direction])
