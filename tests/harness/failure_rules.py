@@ -289,6 +289,14 @@ RULES = (
         "a request whose load has failed, and those behind it, wait for a load that vLLM never admits",
     ),
     _rule(
+        "F7 vLLM #45387, #57104",
+        "test_found_by_walks.py::test_loaded_requests_leave_room_to_run_where_a_group_sees_a_window",
+        "scheduler/parked.py",
+        "if exact or free is None or not self._parked:",
+        "if exact or free is None or self._parked:",
+        "loaded requests hold all blocks, and none of them has room to run",
+    ),
+    _rule(
         "F7 vLLM #44294",
         "test_failures_waiting.py::"
         "test_fifty_requests_do_not_wait_for_a_shared_prefix_longer_than_computing_it_takes",

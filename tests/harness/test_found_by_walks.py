@@ -99,6 +99,7 @@ def test_a_loaded_request_is_not_stuck_behind_one_whose_load_failed(
 
 
 def test_loaded_requests_leave_room_to_run_where_a_group_sees_a_window(build: Build) -> None:
+    # vLLM #45387, #57104
     # vLLM 0.32 admits the second load because it takes the first one's window for all it will ever need of
     # that group. Then neither has room for its next tokens, and nobody runs who could be preempted.
     harness = build(num_blocks=32, window_tokens=5, budget_tokens=24, host_pages=16)

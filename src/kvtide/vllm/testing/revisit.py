@@ -84,15 +84,16 @@ class Revisit:
         for _ in range(self._times):
             self._hits(prompt, count)
         turn = prompt + PatternModel.answer(prompt, count, self._ask.identity.name) + [1]
-        due, turn_hit_tokens = self._due_of_turn(len(prompt), count), self._hits(turn, 1)
+        # Asked as a prompt and kept, what was generated would be hit the next time, whoever lost it.
+        due, turn_hit_tokens = self._due_of_turn(len(prompt), count), self._hits(turn, 1, is_kept=False)
         for _ in range(MORE_TIMES):
             if turn_hit_tokens < due:
                 self._hits(prompt, count)
-                turn_hit_tokens = self._hits(turn, 1)
+                turn_hit_tokens = self._hits(turn, 1, is_kept=False)
         self._demand("next turn", turn_hit_tokens, due)
         return Revisited(self._asked, hit_tokens, max(0, turn_hit_tokens - len(prompt)))
 
-    def _hits(self, prompt: list[int], count: int) -> int:
+    def _hits(self, prompt: list[int], count: int, is_kept: bool = True) -> int:
         """Ask with an empty device; count the tokens that came from host memory."""
         engine, name = self._engine, f"again{self._number + self._asked}"
         if self._asked and engine.shape.settings["store_policy"] == "lazy":
@@ -105,6 +106,8 @@ class Revisit:
             for name, value in self._ask.all_arguments().items()
             if name in ("lora_request", "cache_salt", "priority")
         }
+        if not is_kept:
+            arguments["extra_args"] = {"kv_transfer_params": {"no_write": True}}
         engine.add(name, prompt, count, **arguments)
         self._settle()
         due = PatternModel.answer(prompt, count, self._ask.identity.name)
