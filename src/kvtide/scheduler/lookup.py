@@ -32,8 +32,8 @@ def readable_tokens(state: RequestOffloadState, geometry: KVGeometry, computed_t
     request, finest = state.request, geometry.finest
     hashed_tokens = (len(request.block_hashes) - finest.lookahead_hashes) * finest.tokens_per_hash
     limit = min(request.num_tokens - 1, hashed_tokens)
-    limit = min(limit, computed_tokens + state.limits.max_load_tokens)
-    return geometry.restore_point(max(limit, 0))
+    limit = max(0, min(limit, computed_tokens + state.limits.max_load_tokens))
+    return limit - limit % geometry.restore_interval
 
 
 def look_up(

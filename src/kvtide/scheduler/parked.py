@@ -17,13 +17,18 @@ class ParkedRequests:
     Args:
         geometry: Of the groups.
         holds: Knows the engine's pool.
+
+    Attributes:
+        unsettled: Whose load has failed and has not run since; to be read.
+        vllm_counts_right: Of one group without a window, vLLM's own account of who has room is exact.
     """
 
     def __init__(self, geometry: KVGeometry, holds: BlockHolds) -> None:
         self._geometry = geometry
         self._holds = holds
         self._parked: dict[str, RequestOffloadState] = {}
-        self._unsettled: set[str] = set()
+        self.unsettled: set[str] = set()
+        self.vllm_counts_right = geometry.is_one_prefix and not geometry.others
 
     def admitted(self, state: RequestOffloadState) -> None:
         """Note a request that was given blocks."""
@@ -31,30 +36,24 @@ class ParkedRequests:
 
     def load_failed(self, request_id: str) -> None:
         """Note a request whose load has failed, whoever loaded; vLLM frees its blocks when it asks for it."""
-        self._unsettled.add(request_id)
+        self.unsettled.add(request_id)
 
     def settled(self, request_id: str) -> None:
         """Note a request that runs, or has ended."""
         self._parked.pop(request_id, None)
-        self._unsettled.discard(request_id)
+        self.unsettled.discard(request_id)
 
-    def stands_back(self, request_id: str) -> bool | None:
-        """Say what to answer for a request that owns no blocks while some load has failed.
+    def stands_back(self, request_id: str) -> bool:
+        """Say whether a request that owns no blocks is to be asked for again later, while some are unsettled.
 
         vLLM 0.32 keeps a request whose load has failed in front, with all its blocks counted as reserved.
         Where a load does not fit beside them, or it does not fit itself, vLLM stops looking, and requests
         behind it that hold the blocks are not let on: nothing ever runs. So it stands back while others have
         blocks and have not run, however long: each of them runs, ends, fails or is given up.
-
-        Returns:
-            True when it is to be asked again later, False when it is to be computed, None when no load has
-            failed that would matter.
         """
-        if not self._unsettled:
-            return None
         # Whoever is asked for owns no blocks; a load that failed leaves them until vLLM comes to it.
         self._parked.pop(request_id, None)
-        return request_id in self._unsettled and bool(self._parked)
+        return request_id in self.unsettled and bool(self._parked)
 
     def leave_room_for(self, state: RequestOffloadState, restored_tokens: int) -> bool:
         """Whether, after a load and once all who run have ended, each can compute the rest of its prompt.
@@ -68,9 +67,7 @@ class ParkedRequests:
             restored_tokens: Tokens it would have after the load.
         """
         free = self._holds.free_count
-        # Of one group without a window, vLLM's own account is exact.
-        exact = self._geometry.is_one_prefix and not self._geometry.others
-        if exact or free is None or not self._parked:
+        if self.vllm_counts_right or free is None or not self._parked:
             return True
         held, most = self._after_load(state, restored_tokens)
         for other in self._parked.values():

@@ -113,8 +113,9 @@ class OffloadingConnectorScheduler:
                 return None, False
             state.wait = None
         state.begin_admission(num_computed_tokens)
-        if (stands_back := self._parked.stands_back(request.request_id)) is not None:
-            return (None, False) if stands_back else (0, False)
+        parked = self._parked
+        if parked.unsettled:
+            return (None, False) if parked.stands_back(request.request_id) else (0, False)
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
@@ -129,7 +130,7 @@ class OffloadingConnectorScheduler:
                 return None, False
         if brought_by is not None or hit_tokens < self._geometry.restore_interval:
             return 0, False
-        if not self._parked.leave_room_for(state, found.restored_tokens):
+        if not (parked.vllm_counts_right or parked.leave_room_for(state, found.restored_tokens)):
             return 0, False
         if self._lazy is not None:
             self._lazy.make_way_for(hit_tokens, now_s)
