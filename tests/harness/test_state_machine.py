@@ -17,11 +17,10 @@ from hypothesis.stateful import run_state_machine_as_test
 from kvtide.jobs import JobId
 from kvtide.testing import VirtualClock
 from kvtide.transfer.plans import CopyPlan
-from kvtide.vllm.testing import WrongBytesError
 from kvtide.vllm.testing.machine import EngineMachine
 from kvtide.vllm.testing.machine_copies import WAITS, LateRanks, SteeredDevice
 from kvtide.vllm.testing.machine_life import Sketch
-from kvtide.vllm.testing.promises import HangError
+from kvtide.vllm.testing.promises import HangError, LeakError
 
 COMMON = settings(
     stateful_step_count=40,
@@ -126,17 +125,17 @@ def run_script(script: list[str]) -> None:
         names["state"].teardown()
 
 
-def test_a_failed_store_that_is_believed_is_found_and_shrunk_to_a_script_that_runs(
+def test_a_fence_that_goes_with_its_request_is_found_and_shrunk_to_a_script_that_runs(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with monkeypatch.context() as broken:
-        sabotage("failed-store-visible", broken)
-        with pytest.raises(WrongBytesError) as caught:
+        sabotage("fence-dropped-on-abort", broken)
+        with pytest.raises(LeakError) as caught:
             run_state_machine_as_test(EngineMachine, settings=SHORT)
         script = script_of(caught.value)
         print(*script, sep="\n")
-        assert len(script) <= 2 + 12  # how it begins and ends, and events
-        with pytest.raises(WrongBytesError):
+        assert len(script) <= 2 + 6  # how it begins and ends, and events
+        with pytest.raises(LeakError):
             run_script(script)
     run_script(script)  # what is not broken passes it
 
