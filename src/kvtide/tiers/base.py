@@ -1,0 +1,91 @@
+"""What a tier below host memory is: bytes by key, in blocking calls that have a deadline.
+
+A tier keeps no policy and knows no requests: what is written, read and discarded is decided elsewhere, and
+the calls come from the tier's own threads. ``kvtide.testing.TierTests`` says what every tier has to pass.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from enum import Enum
+
+from kvtide.keys import OffloadKey
+from kvtide.tiers.records import ChunkName, RecordHeader
+
+
+class Written(Enum):
+    """How a write that raised nothing ended."""
+
+    NEW = "new"
+    THERE_ALREADY = "there already"
+
+
+class Tier(ABC):
+    """One medium, as one rank sees it.
+
+    Every call may come from several threads at once. A call that has not ended by its deadline raises
+    ``TierUnavailableError``; where the medium cannot be interrupted it may return later, and whoever called
+    it keeps buffer and thread out of use until it does.
+    """
+
+    @abstractmethod
+    def read_into(self, key: OffloadKey, payload: memoryview, deadline_s: float) -> bool:
+        """Fill ``payload`` with what was written under ``key``.
+
+        Args:
+            key: Of a chunk.
+            payload: ``uint8[n]``, C-contiguous, owned by the caller throughout.
+            deadline_s: Seconds from now after which to give up.
+
+        Returns:
+            True when ``payload`` holds the verified bytes, False when the key is not here. On False or on an
+            error the contents of ``payload`` mean nothing.
+
+        Raises:
+            CorruptRecordError: Not what was written; the key has been discarded.
+            TierUnavailableError: Refused, unreachable or out of time.
+        """
+
+    @abstractmethod
+    def write(self, name: ChunkName, payload: memoryview, deadline_s: float) -> Written:
+        """Keep a copy of ``payload`` under ``name.key``; once it returns, it can be read back.
+
+        Args:
+            name: Of a chunk.
+            payload: ``uint8[n]``, C-contiguous, not written to by the caller until the call has ended.
+            deadline_s: Seconds from now after which to give up.
+
+        Raises:
+            TierFullError: No room: nothing was kept.
+            TierUnavailableError: Refused, unreachable or out of time; whether it was kept is not known.
+        """
+
+    @abstractmethod
+    def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
+        """Say which keys are here: a hint, the read decides.
+
+        Raises:
+            TierUnavailableError: Refused, unreachable or out of time.
+        """
+
+    @abstractmethod
+    def discard(self, keys: Sequence[OffloadKey]) -> None:
+        """Forget keys; unknown ones are ignored. Trouble is counted, never raised."""
+
+    @abstractmethod
+    def begin_generation(self, generation: int) -> None:
+        """Never serve again what was written before, at a cost that does not depend on how much that is."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """End: no call is under way when it returns, and what was written stays."""
+
+
+class PrivateTier(Tier):
+    """A tier that one instance has for itself: it knows what it holds, and survives a restart."""
+
+    @abstractmethod
+    def inventory(self) -> Iterator[RecordHeader]:
+        """List what is here and can be read, of this fingerprint and generation, parents first or not.
+
+        May be called while other calls go on; what they change may be seen or not.
+        """
