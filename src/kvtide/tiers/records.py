@@ -134,7 +134,7 @@ def pack(header: RecordHeader) -> bytes:
     return packed + _CHECK.pack(xxhash.xxh3_64_intdigest(packed))
 
 
-def unpack(packed: bytes | memoryview) -> RecordHeader:
+def unpack(packed: bytes | bytearray | memoryview) -> RecordHeader:
     """Read a header.
 
     Raises:
