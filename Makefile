@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo test sim mutants check bench clean
+.PHONY: help setup demo test sim mutants kill-trial check bench clean
 
 help: ## what can be run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
@@ -32,6 +32,9 @@ check: setup ## formatting, lint, types, import contracts
 	@$(BIN)/ruff check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports --no-cache
+
+kill-trial: setup ## a process that writes to the disk tier is killed at random instants (KILLS=n, 50 without)
+	@$(BIN)/python scripts/kill_trial.py $(if $(KILLS),--kills $(KILLS),)
 
 bench: setup ## benchmarks into build/bench (ONLY=name runs one)
 	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY),)
