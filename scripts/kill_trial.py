@@ -1,13 +1,14 @@
 #!/usr/bin/env python3
 """Kill whoever writes to the disk tier, at random instants, and look at what is served afterwards.
 
-``make kill-trial KILLS=1000``. Each round a process opens the tier, and writes and discards in several threads
-until it gets SIGKILL; the tier is opened again and every key it could have is read. After each ten kills a loss
-of power is played: of what was written since the files were made any sectors are missing, and the index is one
-of earlier, or torn.
+``make kill-trial KILLS=1000``. Each round a process opens the tier, and writes and discards in several
+threads until it gets SIGKILL; the tier is opened again and every key it could have is read. After each
+ten kills a loss of power is played: of what was written since the files were made any sectors are
+missing, and the index is one of earlier, or torn.
 
-Broken is: a byte that is not what was written, a tier that does not open, and, after a kill, a record whose
-write had returned and that is gone. The last line says how often. Ends with 0 when nothing was broken.
+Broken is: a byte that is not what was written, a tier that does not open, and, after a kill, a record
+whose write had returned and that is gone. The last line says how often. Ends with 0 when nothing was
+broken.
 """
 
 import argparse
