@@ -11,17 +11,17 @@ PARTS = {"weights": "ab12", "rope": {"factor": 1.0, "type": "yarn"}, "dtype": "b
 
 
 def test_the_order_of_parts_does_not_matter_and_their_values_do() -> None:
-    one, other = Fingerprint(PARTS), Fingerprint(dict(reversed(PARTS.items())))
+    one, other = Fingerprint.of(PARTS), Fingerprint.of(dict(reversed(PARTS.items())))
     assert one.digest == other.digest
     assert len(one.digest) == 32
     changed = PARTS | {"rope": {"factor": 2.0, "type": "yarn"}}
-    assert Fingerprint(changed).digest != one.digest
+    assert Fingerprint.of(changed).digest != one.digest
 
 
 def test_it_says_in_which_parts_it_differs() -> None:
     before = {"weights": "ab12", "rope": {"factor": 2.0, "type": "yarn"}, "dtype": "bfloat16", "gone": 1}
-    assert Fingerprint(PARTS).changed(before) == ["gone", "ranks", "rope"]
-    assert Fingerprint(PARTS).changed(PARTS) == []
+    assert Fingerprint.of(PARTS).changed(Fingerprint.of(before)) == ["gone", "ranks", "rope"]
+    assert Fingerprint.of(PARTS).changed(Fingerprint.of(PARTS)) == []
 
 
 def write(folder: Path, name: str, content: bytes) -> None:

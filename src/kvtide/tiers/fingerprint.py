@@ -24,25 +24,25 @@ class Fingerprint:
     """Named parts, each as it was found.
 
     Attributes:
-        parts: Plain values (what JSON can hold), by name.
+        text: The parts as JSON, in a form of which there is only one: what they were taken from may change.
     """
 
-    parts: Mapping[str, Any]
+    text: str
+
+    @classmethod
+    def of(cls, parts: Mapping[str, Any]) -> "Fingerprint":
+        """Write down parts: what JSON can hold, and of other things what ``str`` says."""
+        return cls(json.dumps(dict(parts), sort_keys=True, separators=(",", ":"), default=str))
 
     @property
     def digest(self) -> bytes:
         """``bytes[32]``: sha256 of the parts, whatever their order."""
-        return hashlib.sha256(self.to_json().encode()).digest()
+        return hashlib.sha256(self.text.encode()).digest()
 
-    def to_json(self) -> str:
-        """Write down the parts, in a form of which there is only one."""
-        return json.dumps(dict(self.parts), sort_keys=True, separators=(",", ":"), default=str)
-
-    def changed(self, before: Mapping[str, Any]) -> list[str]:
-        """Name the parts in which this differs from another one's, as read from its JSON."""
-        mine = json.loads(self.to_json())
-        names = sorted({*mine, *before})
-        return [name for name in names if mine.get(name) != before.get(name)]
+    def changed(self, before: "Fingerprint") -> list[str]:
+        """Name the parts in which this differs from another one."""
+        mine, other = json.loads(self.text), json.loads(before.text)
+        return [name for name in sorted({*mine, *other}) if mine.get(name) != other.get(name)]
 
 
 def weights_digest(folder: Path) -> str:

@@ -1,0 +1,113 @@
+"""What of vLLM's configuration shapes the bytes of KV cache: the parts of a ``Fingerprint``.
+
+Reads ``VllmConfig`` and ``KVCacheConfig``, and the files of the weights. What is left out here is what two
+servers may differ in and still read each other's records: pool sizes, limits, scheduling.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import vllm
+
+from kvtide.errors import ConfigError
+from kvtide.geometry import KVGeometry
+from kvtide.tiers.fingerprint import Fingerprint, weights_digest
+from kvtide.tiers.records import FORMAT_VERSION
+
+if TYPE_CHECKING:
+    from vllm.config import ModelConfig, VllmConfig
+    from vllm.v1.kv_cache_interface import KVCacheConfig
+
+SEEDED_ALGORITHMS = ("sha256", "sha256_cbor")
+"""Hashes with a seed that vLLM fixes by itself; of others each process draws its own."""
+
+NOT_OF_THE_BYTES = {"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"}
+"""Values of a model's configuration that say where it came from, or stand under another name here."""
+
+
+def fingerprint_of(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", geometry: KVGeometry
+) -> Fingerprint:
+    """Collect what shapes the bytes of this engine's KV cache.
+
+    Raises:
+        ConfigError: It cannot be told, or differs from process to process; names the option.
+    """
+    refuse_random_hashes(vllm_config.cache_config.prefix_caching_hash_algo, os.environ)
+    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
+    speculative = vllm_config.speculative_config
+    return Fingerprint.of(
+        {
+            "format": FORMAT_VERSION,
+            "vllm": ".".join(vllm.__version__.split(".")[:2]),
+            "weights": weights_of(model),
+            "model": _told(model.hf_config.to_dict()),
+            "dtype": str(model.dtype),
+            "kv_cache_dtype": str(cache.cache_dtype),
+            "quantization": str(model.quantization),
+            "drafter": None if speculative is None else _drafter(speculative),
+            "layout": str(kv_cache_config.kv_cache_layout),
+            "ranks": {
+                "tensor": parallel.tensor_parallel_size,
+                "pipeline": parallel.pipeline_parallel_size,
+                "decode_context": parallel.decode_context_parallel_size,
+            },
+            "hashes": {
+                "algorithm": cache.prefix_caching_hash_algo,
+                "seed": os.environ.get("PYTHONHASHSEED"),
+                "tokens": geometry.finest.tokens_per_hash,
+                "lookahead": geometry.finest.lookahead_hashes,
+            },
+            "groups": [
+                [group.kind.value, group.tokens_per_block, group.blocks_per_chunk, group.window_tokens]
+                for group in geometry.groups
+            ],
+        }
+    )
+
+
+def weights_of(model: "ModelConfig") -> str:
+    """Tell weights by content, for a folder, or by commit, for a model of the hub.
+
+    Raises:
+        ConfigError: Neither can be had.
+    """
+    if Path(model.model).is_dir():
+        return weights_digest(Path(model.model))
+    commit = getattr(model.hf_config, "_commit_hash", None) or model.revision
+    if commit is None:
+        raise ConfigError(
+            "model", model.model, "its commit is not known; give --revision, or a folder with its files"
+        )
+    return f"{model.model}@{commit}"
+
+
+def refuse_random_hashes(algorithm: str, environment: Mapping[str, str]) -> None:
+    """Refuse block hashes that no other process can compute.
+
+    Raises:
+        ConfigError: Names the algorithm and what would do.
+    """
+    if algorithm not in SEEDED_ALGORITHMS and "PYTHONHASHSEED" not in environment:
+        raise ConfigError(
+            "prefix_caching_hash_algo",
+            algorithm,
+            "its seed differs from process to process, so nothing below host memory could be found again;"
+            f" use {SEEDED_ALGORITHMS[0]}, or set PYTHONHASHSEED to one value everywhere",
+        )
+
+
+def _told(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in config.items() if name not in NOT_OF_THE_BYTES}
+
+
+def _drafter(speculative: Any) -> dict[str, Any]:
+    """What a drafter keeps lies in the same blocks."""
+    draft = speculative.draft_model_config
+    has_kv = speculative.uses_draft_kv_cache()
+    return {
+        "method": speculative.method,
+        "weights": weights_of(draft) if has_kv and draft is not None else None,
+    }
