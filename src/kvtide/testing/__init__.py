@@ -3,10 +3,13 @@
 from kvtide.testing.clock import VirtualClock
 from kvtide.testing.compared_host import ComparedHost
 from kvtide.testing.faulty import Ending, Fate, FaultPlan, FaultyDevice
+from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
 from kvtide.testing.held import HeldDevice
+from kvtide.testing.memory_tier import MemoryTier
 from kvtide.testing.naive_host import NaiveHost
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
 from kvtide.testing.policies import PolicyTests
+from kvtide.testing.tiers import TierTests
 from kvtide.testing.workloads import RandomDay
 
 __all__ = [
@@ -15,12 +18,18 @@ __all__ = [
     "Fate",
     "FaultPlan",
     "FaultyDevice",
+    "FaultyTier",
     "HeldDevice",
+    "HeldTier",
+    "MemoryTier",
     "NaiveARC",
     "NaiveHost",
     "NaiveLRU",
     "NaivePolicy",
     "PolicyTests",
     "RandomDay",
+    "SlowTier",
+    "TierCall",
+    "TierTests",
     "VirtualClock",
 ]
