@@ -292,8 +292,8 @@ RULES = (
         "F7 vLLM #45387, #57104",
         "test_found_by_walks.py::test_loaded_requests_leave_room_to_run_where_a_group_sees_a_window",
         "scheduler/parked.py",
-        "if self.vllm_counts_right or free is None or not self._parked:",
-        "if self.vllm_counts_right or free is None or self._parked:",
+        "if free is None or not self._parked:",
+        "if free is None or self._parked:",
         "loaded requests hold all blocks, and none of them has room to run",
     ),
     _rule(

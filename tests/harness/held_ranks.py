@@ -43,14 +43,7 @@ class HeldRanks(ModelEngine):
         for copier in (*self.stores, *self.loads):
             copier.auto_finish = True
             copier.finish()
-        for _ in range(limit):
-            if not self.busy:
-                break
-            if self.scheduler.has_requests():
-                self.step()
-            else:
-                self.update()
-        assert not self.busy, f"not idle after {limit} steps"
+        self.run_until_idle(limit)
         for copier in (*self.stores, *self.loads):
             copier.auto_finish = False
         self.check()

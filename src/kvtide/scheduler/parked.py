@@ -60,14 +60,14 @@ class ParkedRequests:
 
         vLLM 0.32 admits a load when the rest of what other loaded requests need is free, too. Where a group
         sees a window it counts too little of that: loaded requests can hold so much that none of them has
-        room to run, and none of them is ever preempted.
+        room to run, and none of them is ever preempted. Not to be asked where ``vllm_counts_right``.
 
         Args:
             state: Of a request that owns no blocks yet.
             restored_tokens: Tokens it would have after the load.
         """
         free = self._holds.free_count
-        if self.vllm_counts_right or free is None or not self._parked:
+        if free is None or not self._parked:
             return True
         held, most = self._after_load(state, restored_tokens)
         for other in self._parked.values():

@@ -147,7 +147,7 @@ class DiskTier(PrivateTier):
         try:
             self._slabs.write(place, pack(header), payload)
             self._index.put(place, header)
-        except BaseException:
+        except BaseException:  # also an interrupt: the slot would be nobody's for ever
             self._slabs.give_back(place)
             raise
         with self._changed:

@@ -9,9 +9,11 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import numpy as np
 
 from kvtide.errors import TierFullError, TierUnavailableError
 from kvtide.tiers.records import HEADER_BYTES
@@ -207,11 +209,16 @@ class Slabs:
         one.slot_count += slots
 
     def _transfer(
-        self, call: "object", one: _Class, place: Place, head: memoryview, body: memoryview
+        self,
+        call: Callable[[int, list[memoryview], int], int],
+        one: _Class,
+        place: Place,
+        head: memoryview,
+        body: memoryview,
     ) -> None:
         offset, wanted = place.slot * one.slot_bytes, head.nbytes + body.nbytes
         try:
-            moved = call(one.descriptor, [head, body], offset)  # type: ignore[operator]
+            moved = call(one.descriptor, [head, body], offset)
         except OSError as error:
             raise self._told(error) from None
         if moved != wanted:
@@ -240,6 +247,4 @@ class Slabs:
 
 
 def _address(buffer: memoryview) -> int:
-    import numpy as np
-
     return int(np.frombuffer(buffer, dtype=np.uint8).ctypes.data)

@@ -264,7 +264,7 @@ class TierLane:
         except TierError as error:
             logger.debug("%s: %s", self._name, error)
             return False, type(error).__name__
-        except Exception:
+        except Exception:  # of a tier that others wrote: the thread and the other chunks go on
             logger.exception("%s: a call failed in a way that no tier may", self._name)
             return False, "Exception"
 

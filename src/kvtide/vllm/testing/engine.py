@@ -221,6 +221,21 @@ class ModelEngine:
                     self.errors.append(one.request_id)
         return True
 
+    def run_until_idle(self, limit: int) -> None:
+        """Step, and take in results, until there is nothing to do.
+
+        Raises:
+            AssertionError: There is after ``limit`` turns.
+        """
+        for _ in range(limit):
+            if not self.busy:
+                break
+            if self.scheduler.has_requests():
+                self.step()
+            else:
+                self.update()
+        assert not self.busy, f"not idle after {limit} steps"
+
     @property
     def busy(self) -> bool:
         """Whether the engine would step, or has results to take in."""

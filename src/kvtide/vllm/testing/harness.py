@@ -80,13 +80,6 @@ class Harness(ModelEngine):
         self.store.auto_finish = self.load.auto_finish = True
         self.store.finish()
         self.load.finish()
-        for _ in range(limit):
-            if not self.busy:
-                break
-            if self.scheduler.has_requests():
-                self.step()
-            else:
-                self.update()
-        assert not self.busy, f"not idle after {limit} steps"
+        self.run_until_idle(limit)
         self.store.auto_finish = self.load.auto_finish = False
         self.check()
