@@ -1,4 +1,4 @@
-"""What comes back from disk gives the very answers of the engine's own hits: after eviction, after a restart."""
+"""What comes back from disk gives the very answers of the engine's own hits, also after a restart."""
 
 import time
 from collections.abc import Callable
