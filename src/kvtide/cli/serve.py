@@ -152,7 +152,7 @@ def _explicit(resolved: Resolved) -> dict[str, object]:
     values = {
         name: getattr(resolved.config, name) for name in KVTideConfig.model_fields if name in resolved.given
     }
-    as_written = ByteSize | tuple
+    as_written = (ByteSize, tuple)
     return {name: resolved.given[name] if isinstance(v, as_written) else v for name, v in values.items()}
 
 
