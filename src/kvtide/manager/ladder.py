@@ -217,6 +217,11 @@ class Ladder:
             tier.events = []
         return events
 
+    def tell_removed(self) -> None:
+        """Tell whoever listens what a reset is about to take; before the catalog forgets."""
+        for tier in self.tiers:
+            tier.tell_removed()
+
     def reset(self) -> None:
         """Forget everything: the catalog has."""
         self._private.clear()
