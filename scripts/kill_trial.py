@@ -35,7 +35,7 @@ from kvtide.tiers import slabs
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.records import ChunkName, RecordIdentity, Shard
 
-IDENTITY = RecordIdentity(bytes(range(32)), Shard(0, 1))
+IDENTITY = RecordIdentity(bytes(range(32)), (Shard(0, 1),))
 LIMIT_BYTES = 24 << 20
 SIZES_BYTES = (8192, 20_000, 65_536)
 KEYS = 400

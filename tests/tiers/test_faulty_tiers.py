@@ -8,7 +8,7 @@ import pytest
 from kvtide.errors import CorruptRecordError, TierUnavailableError
 from kvtide.keys import OffloadKey
 from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
-from kvtide.testing.memory_tier import MemoryTier
+from kvtide.testing.memory_tier import MemoryTier, Records
 from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
 from kvtide.tiers.base import Tier
 from kvtide.tiers.records import HEADER_BYTES, RecordIdentity
@@ -19,7 +19,7 @@ class Passing(TierTests):
 
     @pytest.fixture
     def place(self) -> Any:
-        return {}
+        return Records()
 
     def damage(self, tier: Any, key: OffloadKey) -> None:
         tier.inner.records[key][HEADER_BYTES + 1] ^= 1

@@ -6,7 +6,7 @@ import pytest
 
 from kvtide.errors import TierFullError
 from kvtide.keys import OffloadKey
-from kvtide.testing.memory_tier import MemoryTier
+from kvtide.testing.memory_tier import MemoryTier, Records
 from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
 from kvtide.tiers.base import Tier
 from kvtide.tiers.records import HEADER_BYTES, RecordIdentity
@@ -15,7 +15,7 @@ from kvtide.tiers.records import HEADER_BYTES, RecordIdentity
 class TestMemoryTier(TierTests):
     @pytest.fixture
     def place(self) -> Any:
-        return {}
+        return Records()
 
     def make(self, place: Any, identity: RecordIdentity) -> Tier:
         return MemoryTier(identity, records=place)

@@ -86,7 +86,7 @@ def test_no_flipped_bit_of_a_header_is_accepted(bit: int) -> None:
 def test_no_flipped_bit_of_a_payload_is_accepted(bit: int) -> None:
     payload = bytearray(PAYLOAD)
     payload[bit // 8] ^= 1 << bit % 8
-    identity = RecordIdentity(HEADER.fingerprint, HEADER.shard)
+    identity = RecordIdentity(HEADER.fingerprint, (HEADER.shard,))
     identity.check(HEADER, HEADER.name.key, memoryview(PAYLOAD), 3)
     with pytest.raises(CorruptRecordError, match="payload is damaged"):
         identity.check(HEADER, HEADER.name.key, memoryview(payload), 3)
@@ -95,15 +95,15 @@ def test_no_flipped_bit_of_a_payload_is_accepted(bit: int) -> None:
 @pytest.mark.parametrize(
     ("identity", "key", "generation", "said"),
     [
-        (RecordIdentity(bytes(32), HEADER.shard), HEADER.name.key, 3, "another fingerprint"),
-        (RecordIdentity(HEADER.fingerprint, Shard(0, 2)), HEADER.name.key, 3, "another shard"),
+        (RecordIdentity(bytes(32), (HEADER.shard,)), HEADER.name.key, 3, "another fingerprint"),
+        (RecordIdentity(HEADER.fingerprint, (Shard(0, 2),)), HEADER.name.key, 3, "another shard"),
         (
-            RecordIdentity(HEADER.fingerprint, HEADER.shard),
+            RecordIdentity(HEADER.fingerprint, (HEADER.shard,)),
             make_offload_key(b"\xaa" * 32, 6),
             3,
             "another key",
         ),
-        (RecordIdentity(HEADER.fingerprint, HEADER.shard), HEADER.name.key, 4, "another generation"),
+        (RecordIdentity(HEADER.fingerprint, (HEADER.shard,)), HEADER.name.key, 4, "another generation"),
     ],
 )
 def test_a_record_of_something_else_is_refused_by_what_differs(

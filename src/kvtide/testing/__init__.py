@@ -5,7 +5,7 @@ from kvtide.testing.compared_host import ComparedHost
 from kvtide.testing.faulty import Ending, Fate, FaultPlan, FaultyDevice
 from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
 from kvtide.testing.held import HeldDevice
-from kvtide.testing.memory_tier import MemoryTier
+from kvtide.testing.memory_tier import MemoryTier, Records
 from kvtide.testing.naive_host import NaiveHost
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
 from kvtide.testing.policies import PolicyTests
@@ -28,6 +28,7 @@ __all__ = [
     "NaivePolicy",
     "PolicyTests",
     "RandomDay",
+    "Records",
     "SlowTier",
     "TierCall",
     "TierTests",

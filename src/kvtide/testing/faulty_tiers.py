@@ -1,21 +1,28 @@
 """Tiers that are in the way of another: they fail or delay calls, or keep them until they are let go.
 
-Each passes everything on to the tier it stands before, so that what is kept is what that one keeps.
+Each passes everything on to the tier it stands before, so that what is kept is what that one keeps. In
+settings that tier is the option ``of``: ``{"class": "package.module.Class", "options": {...}}``; a
+``MemoryTier`` without.
 """
 
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from enum import Enum
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, Self, TypeVar
 
-from kvtide.errors import TierUnavailableError
+from kvtide.errors import ConfigError, TierUnavailableError
 from kvtide.keys import OffloadKey
-from kvtide.tiers.base import Tier, Written
-from kvtide.tiers.records import ChunkName
+from kvtide.tiers.base import PrivateTier, TierPlace, Written
+from kvtide.tiers.named import tier_named
+from kvtide.tiers.records import ChunkName, RecordHeader
 
 T = TypeVar("T")
+
+SWITCH_LOOK_S = 0.005
 
 
 class TierCall(Enum):
@@ -25,13 +32,43 @@ class TierCall(Enum):
     WRITE = "write"
     CONTAINS = "contains"
     DISCARD = "discard"
+    OPEN = "open"
+    GENERATION = "generation"
+    INVENTORY = "inventory"
 
 
-class _Before(Tier):
+WITH_DEADLINE = {TierCall.READ, TierCall.WRITE, TierCall.CONTAINS}
+
+
+def _built(of: Mapping[str, Any], place: TierPlace) -> PrivateTier:
+    path = of.get("class", "kvtide.testing.memory_tier.MemoryTier")
+    tier = tier_named(path, replace(place, options=of.get("options", {})))
+    if not isinstance(tier, PrivateTier):
+        raise ConfigError("tiers.options.of", path, "is no private tier")
+    return tier
+
+
+class _Before(PrivateTier):
     """Passes every call on, through ``_meet``."""
 
-    def __init__(self, inner: Tier) -> None:
+    def __init__(self, inner: PrivateTier) -> None:
         self.inner = inner
+
+    @classmethod
+    def build(cls, place: TierPlace) -> Self:
+        options = dict(place.options)
+        inner = _built(options.pop("of", {}), place)
+        try:
+            return cls._of(inner, options)
+        except (KeyError, TypeError, ValueError) as error:
+            raise ConfigError("tiers.options", dict(place.options), f"{cls.__name__}: {error!r}") from None
+
+    @classmethod
+    def _of(cls, inner: PrivateTier, options: dict[str, Any]) -> Self:
+        return cls(inner, **options)
+
+    def open(self) -> None:
+        self._meet(TierCall.OPEN, self.inner.open, 0.0)
 
     def _meet(self, kind: TierCall, call: Callable[[], T], deadline_s: float) -> T:
         return call()
@@ -48,8 +85,22 @@ class _Before(Tier):
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         self._meet(TierCall.DISCARD, lambda: self.inner.discard(keys), 0.0)
 
-    def begin_generation(self, generation: int) -> None:
-        self.inner.begin_generation(generation)
+    def begin_generation(self, trusted: bool = False) -> None:
+        self._meet(TierCall.GENERATION, lambda: self.inner.begin_generation(trusted), 0.0)
+
+    def inventory(self) -> Iterator[RecordHeader]:
+        return self._meet(TierCall.INVENTORY, self.inner.inventory, 0.0)
+
+    @property
+    def capacity_bytes(self) -> int:
+        return self.inner.capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        return self.inner.used_bytes
+
+    def record_bytes(self, payload_bytes: int) -> int:
+        return self.inner.record_bytes(payload_bytes)
 
     def close(self) -> None:
         self.inner.close()
@@ -70,7 +121,7 @@ class FaultyTier(_Before):
 
     def __init__(
         self,
-        inner: Tier,
+        inner: PrivateTier,
         failing: Mapping[TierCall, Sequence[int] | set[int]] | None = None,
         error: Callable[[], Exception] = lambda: TierUnavailableError("a fault was injected"),
     ) -> None:
@@ -79,6 +130,12 @@ class FaultyTier(_Before):
         self.calls: Counter[TierCall] = Counter()
         self._error = error
         self._lock = threading.Lock()
+
+    @classmethod
+    def _of(cls, inner: PrivateTier, options: dict[str, Any]) -> Self:
+        """From ``{"failing": {"read": [0, 3], ...}}``."""
+        failing = {TierCall(kind): set(numbers) for kind, numbers in options.pop("failing", {}).items()}
+        return cls(inner, failing, **options)
 
     def _meet(self, kind: TierCall, call: Callable[[], T], deadline_s: float) -> T:
         with self._lock:
@@ -97,12 +154,12 @@ class SlowTier(_Before):
         delay_s: Added to each call.
     """
 
-    def __init__(self, inner: Tier, delay_s: float) -> None:
+    def __init__(self, inner: PrivateTier, delay_s: float) -> None:
         super().__init__(inner)
         self.delay_s = delay_s
 
     def _meet(self, kind: TierCall, call: Callable[[], T], deadline_s: float) -> T:
-        if kind is not TierCall.DISCARD and self.delay_s > deadline_s:
+        if kind in WITH_DEADLINE and self.delay_s > deadline_s:
             time.sleep(deadline_s)
             raise TierUnavailableError(f"{kind.value} had not ended after {deadline_s} s")
         time.sleep(self.delay_s)
@@ -115,13 +172,23 @@ class HeldTier(_Before):
     Args:
         inner: The tier before which it stands.
         holding: Kinds of calls that are kept.
+        switch: They are kept only while there is a file of this name; looked for every few milliseconds.
     """
 
-    def __init__(self, inner: Tier, holding: set[TierCall]) -> None:
+    def __init__(
+        self, inner: PrivateTier, holding: Collection[TierCall] = (), switch: Path | None = None
+    ) -> None:
         super().__init__(inner)
         self._holding = set(holding)
+        self._switch = switch
         self._held: Counter[TierCall] = Counter()
         self._changed = threading.Condition()
+
+    @classmethod
+    def _of(cls, inner: PrivateTier, options: dict[str, Any]) -> Self:
+        """From ``{"switch": path, "holding": ["read"]}``; of reads alone without ``holding``."""
+        holding = [TierCall(kind) for kind in options.pop("holding", ["read"])]
+        return cls(inner, holding, Path(options.pop("switch")), **options)
 
     def held_count(self, kind: TierCall) -> int:
         """How many calls are kept now."""
@@ -142,6 +209,7 @@ class HeldTier(_Before):
     def _meet(self, kind: TierCall, call: Callable[[], T], deadline_s: float) -> T:
         with self._changed:
             self._held[kind] += 1
-            self._changed.wait_for(lambda: kind not in self._holding)
+            while kind in self._holding and (self._switch is None or self._switch.exists()):
+                self._changed.wait(None if self._switch is None else SWITCH_LOOK_S)
             self._held[kind] -= 1
         return call()

@@ -13,7 +13,7 @@ from kvtide.tiers.base import PrivateTier, Tier, Written
 from kvtide.tiers.records import ChunkName, RecordIdentity, Shard
 
 DEADLINE_S = 20.0
-IDENTITY = RecordIdentity(bytes(range(32)), Shard(1, 4))
+IDENTITY = RecordIdentity(bytes(range(32)), (Shard(1, 4),))
 PAYLOAD_BYTES = 8192
 
 
@@ -36,8 +36,8 @@ def payload_of(number: int, byte_count: int = PAYLOAD_BYTES) -> bytearray:
 class TierTests(ABC):
     """The contract of ``Tier``, as tests.
 
-    A tier is made anew over the same place by ``make``; what lies there between the two is the subclass's
-    business.
+    A tier is made anew over the same place by ``make``, which does not open it; what lies there between the
+    two is the subclass's business.
     """
 
     @abstractmethod
@@ -60,9 +60,15 @@ class TierTests(ABC):
     @pytest.fixture
     def tier(self, place: Any) -> Any:
         """A tier that holds nothing."""
-        tier = self.make(place, IDENTITY)
+        tier = self.opened(place)
         yield tier
         tier.close()
+
+    def opened(self, place: Any, identity: RecordIdentity = IDENTITY) -> Tier:
+        """A tier that serves."""
+        tier = self.make(place, identity)
+        tier.open()
+        return tier
 
     # -- bytes come back ------------------------------------------------------------------------
 
@@ -144,19 +150,19 @@ class TierTests(ABC):
     @pytest.mark.parametrize(
         "other",
         [
-            RecordIdentity(bytes(32), IDENTITY.shard),
-            RecordIdentity(IDENTITY.fingerprint, Shard(2, 4)),
-            RecordIdentity(IDENTITY.fingerprint, Shard(1, 8)),
+            RecordIdentity(bytes(32), IDENTITY.shards),
+            RecordIdentity(IDENTITY.fingerprint, (Shard(2, 4),)),
+            RecordIdentity(IDENTITY.fingerprint, (Shard(1, 8),)),
         ],
         ids=["weights", "rank", "rank count"],
     )
     def test_what_another_model_or_rank_has_written_is_not_served(
         self, place: Any, other: RecordIdentity
     ) -> None:
-        tier = self.make(place, IDENTITY)
+        tier = self.opened(place)
         self._write(tier, 1)
         tier.close()
-        stranger = self.make(place, other)
+        stranger = self.opened(place, other)
         try:
             assert self._read(stranger, 1) is None
         finally:
@@ -165,11 +171,56 @@ class TierTests(ABC):
     def test_a_new_generation_serves_nothing_of_before(self, tier: Tier) -> None:
         for number in range(3):
             self._write(tier, number)
-        tier.begin_generation(1)
+        tier.begin_generation()
         assert [self._read(tier, number) for number in range(3)] == [None] * 3
         assert tier.contains([name_of(0).key], DEADLINE_S) == [False]
         assert self._write(tier, 1) is Written.NEW
         assert self._read(tier, 1) == payload_of(1)
+
+    @pytest.mark.parametrize("trusted", [False, True], ids=["other weights perhaps", "the same weights"])
+    def test_what_came_after_a_reset_is_there_after_a_restart_if_the_weights_are_the_same(
+        self, place: Any, trusted: bool
+    ) -> None:
+        tier = self._private(place)
+        self._write(tier, 1)
+        tier.begin_generation(trusted)
+        self._write(tier, 2)
+        tier.close()
+        for _ in range(2):
+            again = self._private(place)
+            try:
+                listed = [header.name.chunk_index for header in again.inventory()]
+                assert listed == ([2] if trusted else [])
+                assert self._read(again, 1) is None
+                assert self._read(again, 2) == (payload_of(2) if trusted else None)
+            finally:
+                again.close()
+
+    def test_after_a_reset_and_a_restart_it_keeps_again_what_is_written(self, place: Any) -> None:
+        tier = self._private(place)
+        tier.begin_generation()
+        tier.close()
+        for number in (1, 2):
+            again = self._private(place)
+            assert self._write(again, number) is Written.NEW
+            again.close()
+        last = self._private(place)
+        assert [self._read(last, number) for number in (1, 2)] == [payload_of(1), payload_of(2)]
+        last.close()
+
+    # -- how much -----------------------------------------------------------------------------------
+
+    def test_what_a_record_takes_is_what_it_said(self, place: Any) -> None:
+        tier = self._private(place)
+        try:
+            assert tier.used_bytes == 0
+            for number in range(4):
+                self._write(tier, number)
+            assert tier.used_bytes == 4 * tier.record_bytes(PAYLOAD_BYTES) <= tier.capacity_bytes
+            tier.discard([name_of(number).key for number in range(3)])
+            assert tier.used_bytes == tier.record_bytes(PAYLOAD_BYTES)
+        finally:
+            tier.close()
 
     # -- many at once -------------------------------------------------------------------------------
 
@@ -193,10 +244,7 @@ class TierTests(ABC):
     # -- a restart ----------------------------------------------------------------------------------
 
     def test_what_was_closed_is_there_again_and_listed(self, place: Any) -> None:
-        tier = self.make(place, IDENTITY)
-        if not isinstance(tier, PrivateTier):
-            tier.close()
-            pytest.skip("shared: its inventory is its own business")
+        tier = self._private(place)
         for number in range(6):
             tier.write(
                 name_of(number, parent=number - 1 if number else None),
@@ -205,19 +253,25 @@ class TierTests(ABC):
             )
         tier.discard([name_of(5).key])
         tier.close()
-        again = self.make(place, IDENTITY)
+        again = self._private(place)
         try:
-            assert isinstance(again, PrivateTier)
             listed = {header.name.chunk_index: header for header in again.inventory()}
             assert sorted(listed) == [0, 1, 2, 3, 4]
             for number, header in listed.items():
                 assert header.name == name_of(number, parent=number - 1 if number else None)
-                assert (header.shard, header.payload_bytes) == (IDENTITY.shard, PAYLOAD_BYTES)
+                assert (header.shard, header.payload_bytes) == (IDENTITY.shards[0], PAYLOAD_BYTES)
                 assert self._read(again, number) == payload_of(number)
         finally:
             again.close()
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _private(self, place: Any) -> PrivateTier:
+        tier = self.opened(place)
+        if not isinstance(tier, PrivateTier):
+            tier.close()
+            pytest.skip("shared: what it holds is its own business")
+        return tier
 
     @staticmethod
     def _write(tier: Tier, number: int) -> Written:

@@ -5,11 +5,14 @@ the calls come from the tier's own threads. ``kvtide.testing.TierTests`` says wh
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import Enum
+from typing import Any, Self
 
+from kvtide.errors import ConfigError
 from kvtide.keys import OffloadKey
-from kvtide.tiers.records import ChunkName, RecordHeader
+from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordHeader, RecordIdentity
 
 
 class Written(Enum):
@@ -19,6 +22,23 @@ class Written(Enum):
     THERE_ALREADY = "there already"
 
 
+@dataclass(frozen=True, slots=True)
+class TierPlace:
+    """What a tier that is named in the settings is built from.
+
+    Attributes:
+        identity: Of this rank's records.
+        rank: Of this worker, from 0.
+        limit_bytes: Of what this rank may take.
+        options: As the user wrote them.
+    """
+
+    identity: RecordIdentity
+    rank: int
+    limit_bytes: int
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Tier(ABC):
     """One medium, as one rank sees it.
 
@@ -26,6 +46,26 @@ class Tier(ABC):
     ``TierUnavailableError``; where the medium cannot be interrupted it may return later, and whoever called
     it keeps buffer and thread out of use until it does.
     """
+
+    @classmethod
+    def build(cls, place: TierPlace) -> Self:
+        """Make one as the settings ask for it; without blocking, that is what ``open`` is for.
+
+        Raises:
+            ConfigError: The options will not do, or this tier cannot be named in the settings.
+        """
+        raise ConfigError(
+            "tiers",
+            f"{cls.__module__}.{cls.__qualname__}",
+            "cannot be built from settings: it has no build()",
+        )
+
+    def open(self) -> None:  # noqa: B027 - most tiers are ready once they are made
+        """Make ready; called once, before any other call, from a thread that may wait.
+
+        Raises:
+            TierUnavailableError: Not now; it is called again later.
+        """
 
     @abstractmethod
     def read_into(self, key: OffloadKey, payload: memoryview, deadline_s: float) -> bool:
@@ -72,8 +112,18 @@ class Tier(ABC):
         """Forget keys; unknown ones are ignored. Trouble is counted, never raised."""
 
     @abstractmethod
-    def begin_generation(self, generation: int) -> None:
-        """Never serve again what was written before, at a cost that does not depend on how much that is."""
+    def begin_generation(self, trusted: bool = False) -> None:
+        """Never serve again what was written before, at a cost that does not depend on how much that is.
+
+        A write that is under way is of before. When this returns, a restart does not undo it.
+
+        Args:
+            trusted: What is written from now on may be served after a restart. False when it may be of
+                other weights than the fingerprint says: a private tier then serves none of it after one.
+
+        Raises:
+            TierUnavailableError: A restart would undo it; until then nothing of before is served.
+        """
 
     @abstractmethod
     def close(self) -> None:
@@ -89,3 +139,17 @@ class PrivateTier(Tier):
 
         May be called while other calls go on; what they change may be seen or not.
         """
+
+    @property
+    @abstractmethod
+    def capacity_bytes(self) -> int:
+        """What it could hold as things are, given its limit and the room that others leave it."""
+
+    @property
+    @abstractmethod
+    def used_bytes(self) -> int:
+        """What of that is taken by records that can be read."""
+
+    def record_bytes(self, payload_bytes: int) -> int:
+        """What a record takes of the capacity."""
+        return HEADER_BYTES + payload_bytes

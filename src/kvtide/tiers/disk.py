@@ -18,8 +18,17 @@ from kvtide.errors import ConfigError, CorruptRecordError, TierError, TierUnavai
 from kvtide.keys import OffloadKey
 from kvtide.tiers.base import PrivateTier, Written
 from kvtide.tiers.disk_index import FILE_NAME, DiskIndex
-from kvtide.tiers.records import ChunkName, RecordHeader, RecordIdentity, pack, unpack
-from kvtide.tiers.slabs import Place, Slabs
+from kvtide.tiers.records import (
+    DOUBTFUL,
+    ChunkName,
+    RecordHeader,
+    RecordIdentity,
+    next_generation,
+    pack,
+    served_generation,
+    unpack,
+)
+from kvtide.tiers.slabs import Place, Slabs, slot_bytes_of
 
 logger = logging.getLogger(__name__)
 
@@ -48,9 +57,11 @@ class DiskTier(PrivateTier):
         limit_bytes: int,
         reserve_bytes: int = 0,
         direct: bool = True,
+        rank: int = 0,
     ) -> None:
         self._identity = identity
-        self._folder = folder / f"shard-{identity.shard.index}-of-{identity.shard.count}"
+        self._limit_bytes = limit_bytes
+        self._folder = folder / f"rank-{rank}"
         self._lock_descriptor = _locked(folder, self._folder)
         self._entries: dict[OffloadKey, Place] = {}
         self._headers: dict[OffloadKey, RecordHeader] = {}
@@ -61,7 +72,8 @@ class DiskTier(PrivateTier):
         self._changed = threading.Condition()
         self._slabs = Slabs(self._folder, limit_bytes, reserve_bytes, direct)
         self._index = self._opened_index()
-        self.generation = self._index.generation
+        self.generation = served_generation(self._index.generation)
+        self._index.set_generation(self.generation)
         self._fill()
 
     # -- the contract -----------------------------------------------------------------------------
@@ -112,15 +124,13 @@ class DiskTier(PrivateTier):
                 self._headers.pop(key, None)
         self._free(gone)
 
-    def begin_generation(self, generation: int) -> None:
+    def begin_generation(self, trusted: bool = False) -> None:
         with self._changed:
             self._stale += self._entries.values()
             self._entries, self._headers = {}, {}
-            self.generation = generation
-        try:
-            self._index.set_generation(generation)
-        except TierError as error:
-            logger.warning("%s", error)
+            self.generation = next_generation(self.generation, trusted)
+            generation = self.generation
+        self._index.set_generation(generation)
 
     def inventory(self) -> Iterator[RecordHeader]:
         with self._changed:
@@ -135,9 +145,16 @@ class DiskTier(PrivateTier):
         os.close(self._lock_descriptor)
 
     @property
+    def capacity_bytes(self) -> int:
+        return self._limit_bytes
+
+    @property
     def used_bytes(self) -> int:
-        """Of the slab files."""
-        return self._slabs.used_bytes
+        with self._changed:
+            return sum(map(self.record_bytes, (place.payload_bytes for place in self._entries.values())))
+
+    def record_bytes(self, payload_bytes: int) -> int:
+        return slot_bytes_of(payload_bytes)
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -202,7 +219,9 @@ class DiskTier(PrivateTier):
             index = DiskIndex(self._folder)
             found = list(self._scanned())
             index.put_all(found)
-            index.set_generation(max((header.generation for _, header in found), default=0))
+            index.set_generation(
+                max((header.generation for _, header in found), key=lambda one: one & ~DOUBTFUL, default=0)
+            )
         return index
 
     def _scanned(self) -> Iterator[tuple[Place, RecordHeader]]:
@@ -215,17 +234,13 @@ class DiskTier(PrivateTier):
 
     def _fill(self) -> None:
         """Take over what the index names, of this model, rank and generation; all else is free."""
-        there, foreign, wanted = (
-            set(self._slabs.places()),
-            [],
-            (self._identity.fingerprint, self._identity.shard),
-        )
+        there, foreign = set(self._slabs.places()), []
         for place, packed in self._index.rows():
             try:
                 header = unpack(packed)
             except CorruptRecordError:
                 header = None
-            ours = header is not None and (header.fingerprint, header.shard) == wanted
+            ours = header is not None and self._identity.owns(header)
             if header is None or not ours or header.generation != self.generation or place not in there:
                 foreign.append(place)
                 continue

@@ -20,7 +20,7 @@ _SCHEMA = """
 CREATE TABLE IF NOT EXISTS records (
     payload_bytes INTEGER, slot INTEGER, header BLOB NOT NULL, PRIMARY KEY (payload_bytes, slot)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value INTEGER) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
 """
 
 
@@ -54,7 +54,7 @@ class DiskIndex:
 
     def set_generation(self, generation: int) -> None:
         """Remember a generation."""
-        self._run("REPLACE INTO facts VALUES ('generation', ?)", [(generation,)])
+        self._run("REPLACE INTO facts VALUES ('generation', ?)", [(generation.to_bytes(8, "big"),)])
 
     def put(self, place: Place, header: RecordHeader) -> None:
         """Note that a slot holds a record that can be read."""
@@ -97,7 +97,7 @@ class DiskIndex:
                 row = self._rows.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
             except sqlite3.Error as error:
                 raise TierUnavailableError(f"{self._path}: {error}") from None
-        return int(row[0]) if row is not None else 0
+        return int.from_bytes(row[0], "big") if row is not None else 0
 
     def _run(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
         """Run a statement for each row, all or none of them."""

@@ -12,7 +12,7 @@ The layout of version 1, little-endian, ``HEADER_BYTES`` in all, is pinned by a 
         10      2  bytes of a block hash
         12      4  group index
         16     32  fingerprint
-        48      8  generation
+        48      8  generation; its highest bit says that it is in doubt
         56     32  block hash, zero-filled
         88     32  parent's block hash, zero-filled; all zero for the first chunk of a prompt
        120      4  chunk index
@@ -38,6 +38,10 @@ FORMAT_VERSION = 1
 HEADER_BYTES = 256
 HASH_BYTES = 32
 """The longest block hash there is a place for (sha256)."""
+
+DOUBTFUL = 1 << 63
+"""Beside the number of a generation: its records may be of other weights than the fingerprint says, and are
+served only by the process that wrote them."""
 
 _FIELDS = struct.Struct("<8sHHI32sQ32s32sIHHQ16sQ88x")
 _CHECK = struct.Struct("<Q")
@@ -78,7 +82,7 @@ class RecordHeader:
 
     Attributes:
         fingerprint: ``bytes[32]``, of all that shapes the bytes beside the tokens.
-        generation: A reset begins a new one.
+        generation: A reset begins a new one (``next_generation``).
         name: Which chunk.
         shard: Which part of it.
         payload_bytes: Length of the payload.
@@ -93,6 +97,17 @@ class RecordHeader:
     payload_bytes: int
     payload_digest: bytes
     written_at_s: int = 0
+
+
+def next_generation(generation: int, trusted: bool) -> int:
+    """Tell which generation a reset begins: what is in doubt stays so until the process ends."""
+    doubtful = not trusted or generation & DOUBTFUL
+    return (generation & ~DOUBTFUL) + 1 | (DOUBTFUL if doubtful else 0)
+
+
+def served_generation(generation: int) -> int:
+    """Tell which generation is served after a restart: not the last one, if that is in doubt."""
+    return (generation & ~DOUBTFUL) + 1 if generation & DOUBTFUL else generation
 
 
 def digest_of(payload: memoryview) -> bytes:
@@ -173,29 +188,47 @@ def unpack(packed: bytes | bytearray | memoryview) -> RecordHeader:
 
 @dataclass(frozen=True, slots=True)
 class RecordIdentity:
-    """What every record of one rank has in common, and what it is held against when it is read.
+    """What the records of one rank have in common, and what each is held against when it is read.
 
     Attributes:
         fingerprint: ``bytes[32]``.
-        shard: This rank's part of each chunk.
+        shards: This rank's part of a chunk, for each group; a single one is for all groups.
     """
 
     fingerprint: bytes
-    shard: Shard = Shard()
+    shards: tuple[Shard, ...] = (Shard(),)
+
+    def shard_of(self, key: OffloadKey) -> Shard | None:
+        """Tell this rank's part of a chunk; None for a group that the model does not have."""
+        if len(self.shards) == 1:
+            return self.shards[0]
+        group_index = split_offload_key(key)[1]
+        return self.shards[group_index] if group_index < len(self.shards) else None
 
     def header_of(
         self, name: ChunkName, payload: memoryview, generation: int, written_at_s: int = 0
     ) -> RecordHeader:
-        """Describe a payload, ``uint8[n]``, that is about to be written."""
+        """Describe a payload, ``uint8[n]``, that is about to be written.
+
+        Raises:
+            ValueError: Of a group that there is not.
+        """
+        shard = self.shard_of(name.key)
+        if shard is None:
+            raise ValueError(f"{name}: there are {len(self.shards)} groups")
         return RecordHeader(
             self.fingerprint,
             generation,
             name,
-            self.shard,
+            shard,
             payload.nbytes,
             digest_of(payload),
             written_at_s,
         )
+
+    def owns(self, header: RecordHeader) -> bool:
+        """Whether a record is of this model and rank, of whatever generation."""
+        return (header.fingerprint, header.shard) == (self.fingerprint, self.shard_of(header.name.key))
 
     def check(self, header: RecordHeader, key: OffloadKey, payload: memoryview, generation: int) -> None:
         """Hold a record that was read against what was asked for.
@@ -210,7 +243,7 @@ class RecordIdentity:
             CorruptRecordError: It is another record, or not what was written; says in what.
         """
         found = (header.fingerprint, header.generation, header.name.key, header.shard)
-        wanted = (self.fingerprint, generation, key, self.shard)
+        wanted = (self.fingerprint, generation, key, self.shard_of(key))
         names = ("fingerprint", "generation", "key", "shard")
         for what, one, other in zip(names, found, wanted, strict=True):
             if one != other:

@@ -35,6 +35,11 @@ def aligned(byte_count: int) -> int:
     return -(-byte_count // ALIGNMENT) * ALIGNMENT
 
 
+def slot_bytes_of(payload_bytes: int) -> int:
+    """What a record takes: a header's block, and the payload's."""
+    return ALIGNMENT + aligned(payload_bytes)
+
+
 @dataclass(frozen=True, slots=True)
 class Place:
     """A slot.
@@ -183,7 +188,7 @@ class Slabs:
                     raise
                 direct = False  # such as tmpfs of older kernels
                 descriptor = os.open(path, flags, 0o600)
-            slot_bytes = ALIGNMENT + aligned(payload_bytes)
+            slot_bytes = slot_bytes_of(payload_bytes)
             slot_count = os.fstat(descriptor).st_size // slot_bytes
         except OSError as error:
             raise TierUnavailableError(f"{path}: {error.strerror}") from None

@@ -1,331 +1,414 @@
-"""The lane of one tier below host memory: its threads, its queue, its deadlines.
+"""The lane of one tier below host memory, with threads: its queue, its deadlines.
 
-Takes jobs of several chunks, hands each chunk to a thread, and says later how each ended. No call here waits
-for the tier. Blocking I/O cannot be interrupted: a call that is late keeps its thread and its buffer until it
-returns; another thread takes its place, so many times, and then the tier is out. Knows slots of memory and
-names of chunks; does not know requests or what is stored where.
+No call here waits for the tier. Blocking I/O cannot be interrupted: a call that is late keeps its thread and
+its buffer until it returns; another thread takes its place, so many times, and then the tier is out. Knows
+when which call begins and what its end means; the books of jobs are ``JobBooks``.
 """
 
-import heapq
-import itertools
 import logging
 import threading
 import time
-from collections import Counter
+from collections import deque
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from enum import IntEnum
+from dataclasses import dataclass
+from enum import Enum, auto
 
 from kvtide.errors import CorruptRecordError, TierError, TierFullError
 from kvtide.jobs import JobId
-from kvtide.tiers.base import Tier
+from kvtide.keys import OffloadKey
+from kvtide.tiers.base import PrivateTier, Tier
 from kvtide.tiers.breaker import Breaker, BreakerState
-from kvtide.tiers.records import ChunkName
+from kvtide.tiers.records import RecordHeader
+from kvtide.transfer.lane import (
+    CANCELLED,
+    LATE,
+    MISS,
+    OUT,
+    Lane,
+    PartFate,
+    TierDirection,
+    TierOutcome,
+    TierPart,
+    TierState,
+)
+from kvtide.transfer.lane_jobs import JobBooks, LaneJob, WaitingPart
+from kvtide.transfer.lane_survey import Survey
 
 logger = logging.getLogger(__name__)
 
-MISS = "miss"
-"""Beside the names of errors: a read that found nothing."""
+FULL_REST_S = 30.0
+"""After which a full medium is tried again though nothing was discarded: others may have made room."""
 
+DISCARDS_AT_ONCE = 256
 
-class TierDirection(IntEnum):
-    """Seen from the tier; what is read goes first."""
+RETRY_S = 1.0
+"""Between attempts at what has to happen: a generation, discards of a tier that was left out."""
 
-    READ = 0
-    WRITE = 1
-
-
-@dataclass(frozen=True, slots=True)
-class TierPart:
-    """One chunk: its name, and its slot in the pool as ``uint8[n]``."""
-
-    name: ChunkName
-    payload: memoryview
+FULL = TierFullError.__name__
 
 
 @dataclass(frozen=True, slots=True)
-class TierOutcome:
-    """How a job ended.
+class LaneSettings:
+    """How a tier is driven.
 
     Attributes:
-        job_id: Of the job.
-        direction: Read or written.
-        done: Per part, whether its bytes are where they should be.
-        byte_count: Bytes of those.
-        busy_s: Seconds that threads spent in the tier.
-        latency_s: From submission to the end.
-        trouble: What happened to the others: names of errors, ``MISS``, "late", "cancelled", "out".
+        thread_count: Calls at once.
+        queue_bytes: Of writes that may wait or be under way; a job that goes beyond that is not taken.
+        deadline_s: For each call, and for how long a read may wait for its turn.
+        late_limit: Calls that may be late at once before the tier is out.
     """
 
-    job_id: JobId
-    direction: TierDirection
-    done: tuple[bool, ...]
-    byte_count: int
-    busy_s: float
-    latency_s: float
-    trouble: Counter[str]
+    thread_count: int = 4
+    queue_bytes: int = 256 << 20
+    deadline_s: float = 2.0
+    late_limit: int = 4
 
 
-@dataclass(slots=True)
-class _Job:
-    job_id: JobId
-    direction: TierDirection
-    parts: Sequence[TierPart]
-    submitted_s: float
-    deadline_s: float
-    done: list[bool]
-    left: int
-    busy_s: float = 0.0
-    cancelled: bool = False
-    trouble: Counter[str] = field(default_factory=Counter)
+class _Kind(Enum):
+    GENERATION = auto()
+    DISCARD = auto()
+    READ = auto()
+    WRITE = auto()
 
 
 @dataclass(slots=True)
 class _Call:
-    """One call that is under way, and since when."""
+    """One call that is under way."""
 
+    kind: _Kind
     began_s: float
-    until_s: float
+    waiting: WaitingPart | None = None
+    keys: Sequence[OffloadKey] = ()
+    generations: int = 0
+    trusted: bool = False
     late: bool = False
 
 
-class TierLane:
+class TierLane(Lane):
     """Threads before a tier.
 
     Args:
-        tier: Owned from now on.
+        tier: Owned from now on; opened in the background.
         name: Of the tier, for threads and logs.
-        thread_count: Calls at once.
-        queue_bytes: Of writes that may wait or be under way; a write beyond that is not taken.
-        late_limit: Calls that may be late at once before the tier is out.
+        settings: How it is driven.
         breaker: Leaves the tier out after trouble.
     """
 
     def __init__(
-        self,
-        tier: Tier,
-        name: str,
-        thread_count: int,
-        queue_bytes: int,
-        late_limit: int = 4,
-        breaker: Breaker | None = None,
+        self, tier: Tier, name: str, settings: LaneSettings | None = None, breaker: Breaker | None = None
     ) -> None:
+        self.name = name
         self._tier = tier
-        self._name = name
-        self._queue_bytes = queue_bytes
-        self._late_limit = late_limit
+        self._settings = settings or LaneSettings()
         self._breaker = breaker or Breaker()
         self._changed = threading.Condition()
-        self._queue: list[tuple[TierDirection, int, _Job, int]] = []
-        self._order = itertools.count()
-        self._open: dict[JobId, _Job] = {}
-        self._ended: list[TierOutcome] = []
+        self._books = JobBooks(self._settings.queue_bytes, time.monotonic)
         self._calls: dict[int, _Call] = {}
-        self._written_bytes = 0  # of writes that have not ended
-        self._full = False
+        self._discards: deque[OffloadKey] = deque()
+        self._generations_asked = self._generations_begun = 0
+        self._trusted = True  # of all that were asked for and have not begun
+        self._again_s = 0.0  # when what failed and has to happen is tried again
+        self._late_jobs: set[JobId] = set()
+        self._full_until_s: float | None = None
+        self._full_told = self._out_told = False
+        self._sizes = (0, 0)  # capacity and use, as a thread last saw them
         self._closing = False
         self._surplus = 0  # threads that end when their late call has returned
-        self._thread_numbers = itertools.count()
-        for _ in range(thread_count):
+        self._thread_count = 0
+        self._survey = Survey(tier, name, self._changed, self._note_opened)
+        for _ in range(self._settings.thread_count):
             self._start_thread()
 
     # -- what is asked ------------------------------------------------------------------------------
 
-    def submit(
-        self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart], deadline_s: float
-    ) -> bool:
-        """Take a job; False when its bytes do not fit the queue, and nothing was taken."""
-        now_s = time.monotonic()
-        byte_count = sum(part.payload.nbytes for part in parts)
+    def submit(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
         with self._changed:
-            if direction is TierDirection.WRITE:
-                if self._written_bytes + byte_count > self._queue_bytes:
-                    return False
-                self._written_bytes += byte_count
-            job = _Job(job_id, direction, parts, now_s, deadline_s, [False] * len(parts), len(parts))
-            self._open[job_id] = job
-            for index in range(len(parts)):
-                heapq.heappush(self._queue, (direction, next(self._order), job, index))
-            if not parts:
-                self._end(job)
+            taken = self._books.take(job_id, direction, parts)
             self._changed.notify_all()
-        return True
-
-    def poll(self) -> list[TierOutcome]:
-        """Hand out the jobs that ended since the last call, and look for calls that are late."""
-        now_s = time.monotonic()
-        with self._changed:
-            for call in self._calls.values():
-                if not call.late and now_s > call.until_s:
-                    self._note_late(call, now_s)
-            if self._is_out:
-                self._fail_waiting("out")
-            ended, self._ended = self._ended, []
-        return ended
+        return taken
 
     def cancel(self, job_ids: Collection[JobId]) -> None:
-        """Ask jobs to end: what has not begun does not begin."""
         with self._changed:
             for job_id in job_ids:
-                if (job := self._open.get(job_id)) is not None:
+                if (job := self._books.job(job_id)) is not None:
                     job.cancelled = True
-            self._fail_waiting("cancelled", only_cancelled=True)
+            self._books.fail_waiting(CANCELLED, lambda job: job.cancelled)
 
-    @property
-    def state(self) -> BreakerState:
-        """Of the breaker; a tier whose calls do not return is out."""
+    def discard(self, keys: Collection[OffloadKey]) -> None:
         with self._changed:
-            return BreakerState.OPEN if self._is_out else self._breaker.state(time.monotonic())
+            self._discards.extend(keys)
+            self._changed.notify_all()
 
-    @property
-    def takes_writes(self) -> bool:
-        """False while the medium is full."""
-        return not self._full
-
-    @property
-    def late_count(self) -> int:
-        """Calls that are late and have not returned."""
+    def begin_generation(self, trusted: bool = False) -> None:
         with self._changed:
-            return sum(call.late for call in self._calls.values())
+            self._generations_asked += 1
+            self._trusted &= trusted
+            self._again_s = 0.0
+            for job in self._books.open_jobs():
+                job.voided = True
+            self._books.fail_waiting(CANCELLED)
+            self._survey.forget()
+            self._changed.notify_all()
+
+    @property
+    def generations_begun(self) -> int:
+        return self._generations_begun
+
+    def poll(self) -> list[TierOutcome]:
+        with self._changed:
+            self._look()
+            return self._books.take_ended()
+
+    def take_late(self) -> set[JobId]:
+        with self._changed:
+            self._look()
+            late, self._late_jobs = self._late_jobs, set()
+        return late
+
+    def take_inventory(self, limit: int) -> list[RecordHeader] | None:
+        with self._changed:
+            return self._survey.take(limit)
+
+    def recount(self) -> None:
+        with self._changed:
+            self._survey.begin()
+
+    def state(self) -> TierState:
+        now_s = time.monotonic()
+        with self._changed:
+            self._look()
+            capacity_bytes, used_bytes = self._sizes
+            return TierState(
+                BreakerState.OPEN if self._is_out else self._breaker.state(now_s),
+                not self._is_full(now_s),
+                capacity_bytes,
+                used_bytes,
+                self._late_count,
+                self._survey.opened,
+            )
 
     @property
     def queued_bytes(self) -> int:
         """Bytes of writes that have not ended."""
         with self._changed:
-            return self._written_bytes
-
-    def room_was_made(self) -> None:
-        """Note that something was discarded: a full medium may take writes again."""
-        self._full = False
+            return self._books.write_bytes
 
     def close(self, patience_s: float = 5.0) -> bool:
-        """End; False when calls did not return in time, whose buffers must stay."""
         with self._changed:
             self._closing = True
-            self._fail_waiting("cancelled")
+            self._survey.close()
+            self._books.fail_waiting(CANCELLED)
             self._changed.notify_all()
-            returned = self._changed.wait_for(lambda: not self._calls, patience_s)
-        if returned:
+            ended = self._changed.wait_for(
+                lambda: not self._thread_count and not self._survey.is_under_way, patience_s
+            )
+        if ended:
             self._tier.close()
-        return returned
+        return ended
 
     # -- threads --------------------------------------------------------------------------------------
 
     def _start_thread(self) -> None:
-        number = next(self._thread_numbers)
-        thread = threading.Thread(
-            target=self._work, args=(number,), name=f"kvtide-{self._name}-{number}", daemon=True
-        )
-        thread.start()
+        self._thread_count += 1
+        threading.Thread(target=self._work, name=f"kvtide-{self.name}", daemon=True).start()
 
-    def _work(self, number: int) -> None:
-        while True:
+    def _work(self) -> None:
+        while (call := self._begun()) is not None:
+            fate, trouble = self._ended_how(call)
+            sizes = self._seen_sizes()
             with self._changed:
-                self._changed.wait_for(lambda: self._queue or self._closing)
-                if not self._queue:
-                    return
-                _, _, job, index = heapq.heappop(self._queue)
-                refusal = self._refusal_of(job)
-                if refusal is not None:
-                    self._note(job, index, False, refusal)
-                    continue
-                now_s = time.monotonic()
-                self._calls[number] = _Call(now_s, now_s + job.deadline_s)
-            done, trouble = self._call(job, job.parts[index])
-            with self._changed:
-                call = self._calls.pop(number)
-                job.busy_s += time.monotonic() - call.began_s
-                self._judge(call, done, trouble)
-                self._note(job, index, done, trouble)
+                del self._calls[id(call)]
+                self._sizes = sizes
+                self._judge(call, fate, trouble)
+                self._settle(call, fate, trouble)
+                self._tell()
                 self._changed.notify_all()
                 if call.late and self._surplus:
                     self._surplus -= 1
+                    self._thread_count -= 1
                     return
 
-    def _refusal_of(self, job: _Job) -> str | None:
-        now_s = time.monotonic()
-        if job.cancelled:
-            return "cancelled"
-        if now_s > job.submitted_s + job.deadline_s:
-            return "late"
-        if self._is_out or not self._breaker.allows(now_s):
-            return "out"
-        if job.direction is TierDirection.WRITE and self._full:
-            return TierFullError.__name__
-        return None
+    def _begun(self) -> _Call | None:
+        """Wait for the next call to make; None when there will be none."""
+        with self._changed:
+            while (call := self._next()) is None:
+                if self._closing and not self._has_duties:
+                    self._thread_count -= 1
+                    self._changed.notify_all()
+                    return None
+                waits = self._discards or self._generations_asked > self._generations_begun
+                self._changed.wait(RETRY_S if waits else None)
+            self._calls[id(call)] = call
+            return call
 
-    def _call(self, job: _Job, part: TierPart) -> tuple[bool, str | None]:
+    def _ended_how(self, call: _Call) -> tuple[PartFate, str | None]:
+        """Make a call of the tier."""
+        deadline_s = self._settings.deadline_s
         try:
-            if job.direction is TierDirection.WRITE:
-                self._tier.write(part.name, part.payload, job.deadline_s)
-                return True, None
-            found = self._tier.read_into(part.name.key, part.payload, job.deadline_s)
-            return found, None if found else MISS
+            if call.kind is _Kind.GENERATION:
+                self._tier.begin_generation(call.trusted)
+            elif call.kind is _Kind.DISCARD:
+                self._tier.discard(call.keys)
+            elif call.waiting is not None:
+                part = call.waiting.part
+                if call.kind is _Kind.WRITE:
+                    self._tier.write(part.name, part.payload, deadline_s)
+                elif not self._tier.read_into(part.name.key, part.payload, deadline_s):
+                    return PartFate.GONE, MISS
+        except CorruptRecordError as error:
+            logger.debug("%s: %s", self.name, error)
+            return PartFate.GONE, type(error).__name__
         except TierError as error:
-            logger.debug("%s: %s", self._name, error)
-            return False, type(error).__name__
+            logger.debug("%s: %s", self.name, error)
+            return PartFate.FAILED, type(error).__name__
         except Exception:  # of a tier that others wrote: the thread and the other chunks go on
-            logger.exception("%s: a call failed in a way that no tier may", self._name)
-            return False, "Exception"
+            logger.exception("%s: a call failed in a way that no tier may", self.name)
+            return PartFate.FAILED, "Exception"
+        return PartFate.DONE, None
 
-    # -- books; the lock is held ------------------------------------------------------------------------
+    def _seen_sizes(self) -> tuple[int, int]:
+        if not isinstance(self._tier, PrivateTier):
+            return 0, 0
+        try:
+            return self._tier.capacity_bytes, self._tier.used_bytes
+        except Exception:  # as above
+            logger.exception("%s: it cannot say how full it is", self.name)
+            return self._sizes
+
+    def _note_opened(self) -> None:
+        """Hear of it from the survey's thread, which does not hold the lock."""
+        self._sizes = self._seen_sizes()
+
+    # -- which call is next; the lock is held ---------------------------------------------------------
 
     @property
-    def _is_out(self) -> bool:
-        return sum(call.late for call in self._calls.values()) > self._late_limit
+    def _has_duties(self) -> bool:
+        """Whether something waits that has to happen even at the end, and can."""
+        now_s = time.monotonic()
+        if not self._survey.may_be_opened:
+            return False
+        if self._generations_asked > self._generations_begun:
+            return now_s >= self._again_s or not self._closing
+        return bool(self._discards) and self._breaker.state(now_s) is not BreakerState.OPEN
 
-    def _judge(self, call: _Call, done: bool, trouble: str | None) -> None:
+    def _next(self) -> _Call | None:
+        now_s = time.monotonic()
+        if not self._survey.opened or self._is_out:
+            return None
+        if self._generations_asked > self._generations_begun:
+            return self._generation_call(now_s)
+        if self._discards and self._breaker.state(now_s) is not BreakerState.OPEN:
+            keys = [self._discards.popleft() for _ in range(min(DISCARDS_AT_ONCE, len(self._discards)))]
+            return _Call(_Kind.DISCARD, now_s, keys=keys)
+        for direction, kind in ((TierDirection.READ, _Kind.READ), (TierDirection.WRITE, _Kind.WRITE)):
+            # A chunk that is forgotten and written anew: in this order.
+            if kind is _Kind.WRITE and self._under_way(_Kind.DISCARD):
+                return None
+            queue = self._books.waiting[direction]
+            while queue:
+                waiting = queue.popleft()
+                refusal = self._refusal_of(waiting.job, now_s)
+                if refusal is None:
+                    return _Call(kind, now_s, waiting)
+                self._books.note(waiting, PartFate.FAILED, refusal)
+        return None
+
+    def _generation_call(self, now_s: float) -> _Call | None:
+        """What is being written belongs to before, and nothing else begins until that is settled."""
+        if now_s < self._again_s or self._under_way(_Kind.WRITE) or self._under_way(_Kind.GENERATION):
+            return None
+        count, trusted = self._generations_asked - self._generations_begun, self._trusted
+        self._trusted = True
+        return _Call(_Kind.GENERATION, now_s, generations=count, trusted=trusted)
+
+    def _under_way(self, kind: _Kind) -> bool:
+        return any(call.kind is kind and not call.late for call in self._calls.values())
+
+    def _refusal_of(self, job: LaneJob, now_s: float) -> str | None:
+        if job.direction is TierDirection.READ and self._waited_too_long(job, now_s):
+            return LATE
+        if job.direction is TierDirection.WRITE and self._is_full(now_s):
+            return FULL
+        return None if self._breaker.allows(now_s) else OUT
+
+    def _waited_too_long(self, job: LaneJob, now_s: float) -> bool:
+        return now_s > job.submitted_s + self._settings.deadline_s
+
+    # -- what an end means; the lock is held ------------------------------------------------------------
+
+    def _settle(self, call: _Call, fate: PartFate, trouble: str | None) -> None:
+        if call.kind is _Kind.GENERATION:
+            if fate is PartFate.DONE:
+                self._generations_begun += call.generations
+            else:
+                self._trusted &= call.trusted
+                self._again_s = time.monotonic() + RETRY_S
+        elif call.kind is _Kind.DISCARD:
+            self._full_until_s = None
+        elif call.waiting is not None:
+            job = call.waiting.job
+            job.busy_s += time.monotonic() - call.began_s
+            if job.voided:
+                # A write that was so late that the reset did not wait for it may have come after it.
+                if call.kind is _Kind.WRITE and call.late:
+                    self._discards.append(call.waiting.part.name.key)
+                fate, trouble = PartFate.FAILED, CANCELLED
+            self._books.note(call.waiting, fate, trouble)
+
+    def _judge(self, call: _Call, fate: PartFate, trouble: str | None) -> None:
         """Tell the breaker; a miss or a damaged record is no trouble of the medium."""
-        if trouble == TierFullError.__name__:
-            if not self._full:
-                logger.warning("%s is full: writes are skipped until there is room", self._name)
-            self._full = True
-        elif done or trouble in (MISS, CorruptRecordError.__name__):
-            if not call.late:
-                self._breaker.succeeded()
-        elif self._breaker.failed(time.monotonic()):
-            logger.warning("%s is left out for a while: %s", self._name, trouble)
+        now_s = time.monotonic()
+        if trouble == FULL:
+            self._full_until_s = now_s + FULL_REST_S
+            self._books.fail_waiting(FULL, directions=[TierDirection.WRITE])
+            if not self._full_told:
+                logger.warning("%s is full: writes are skipped until there is room", self.name)
+            self._full_told = True
+        elif fate is PartFate.FAILED:
+            self._breaker.failed(now_s)
+        elif not call.late and call.kind is not _Kind.DISCARD:  # whose trouble is not told
+            self._breaker.succeeded()
+            if call.kind is _Kind.WRITE and self._full_told:
+                logger.warning("%s has room again", self.name)
+                self._full_told = False
+
+    def _look(self) -> None:
+        """Find calls that are late, and what has waited too long."""
+        now_s = time.monotonic()
+        for call in self._calls.values():
+            if not call.late and now_s > call.began_s + self._settings.deadline_s:
+                self._note_late(call, now_s)
+        self._books.fail_first(LATE, TierDirection.READ, lambda job: self._waited_too_long(job, now_s))
+        if self._is_out:
+            self._books.fail_waiting(OUT)
+        self._tell()
 
     def _note_late(self, call: _Call, now_s: float) -> None:
         call.late = True
-        if self._breaker.failed(now_s):
-            logger.warning("%s is left out for a while: calls do not return in time", self._name)
+        self._breaker.failed(now_s)
+        if call.waiting is not None and not call.waiting.job.told_late:
+            call.waiting.job.told_late = True
+            self._late_jobs.add(call.waiting.job.job_id)
         if not self._is_out:
             self._surplus += 1
             self._start_thread()
 
-    def _fail_waiting(self, reason: str, only_cancelled: bool = False) -> None:
-        waiting = self._queue
-        self._queue = []
-        for entry in waiting:
-            _, _, job, index = entry
-            if only_cancelled and not job.cancelled:
-                self._queue.append(entry)
-            else:
-                self._note(job, index, False, reason)
-        heapq.heapify(self._queue)
+    def _tell(self) -> None:
+        """One line when the tier is left out, one when it is back."""
+        out = self._is_out or self._breaker.state(time.monotonic()) is not BreakerState.CLOSED
+        if out and not self._out_told:
+            logger.warning("%s is left out for a while: it fails or does not answer in time", self.name)
+        elif self._out_told and not out:
+            logger.warning("%s is back", self.name)
+        self._out_told = out
 
-    def _note(self, job: _Job, index: int, done: bool, trouble: str | None) -> None:
-        job.done[index] = done
-        if trouble is not None:
-            job.trouble[trouble] += 1
-        if job.direction is TierDirection.WRITE:
-            self._written_bytes -= job.parts[index].payload.nbytes
-        job.left -= 1
-        if not job.left:
-            self._end(job)
+    @property
+    def _late_count(self) -> int:
+        return sum(call.late for call in self._calls.values())
 
-    def _end(self, job: _Job) -> None:
-        del self._open[job.job_id]
-        byte_count = sum(part.payload.nbytes for part, done in zip(job.parts, job.done, strict=True) if done)
-        self._ended.append(
-            TierOutcome(
-                job.job_id,
-                job.direction,
-                tuple(job.done),
-                byte_count,
-                job.busy_s,
-                time.monotonic() - job.submitted_s,
-                job.trouble,
-            )
-        )
+    @property
+    def _is_out(self) -> bool:
+        return self._late_count > self._settings.late_limit
+
+    def _is_full(self, now_s: float) -> bool:
+        return self._full_until_s is not None and now_s < self._full_until_s
