@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.markup import escape
 
 from kvtide.cli.folders import (
     JsonOption,
     PathArgument,
     bar,
     counted,
+    in_doubt,
     model_of,
     print_json,
     refusing,
@@ -24,12 +26,13 @@ from kvtide.cli.folders import (
     table,
     tell,
     tell_what_was_left_aside,
+    written,
 )
 from kvtide.cli.options import NO_METAVAR
 from kvtide.cli.output import show
 from kvtide.errors import ConfigError
 from kvtide.tiers.removal import Selected, Wanted, clear_everything, forget, held, select, trim
-from kvtide.tiers.survey import DiskFolder, opened
+from kvtide.tiers.survey import DiskFolder, number_of, opened
 from kvtide.transfer.memory import humanised
 
 EPILOG = """Examples:
@@ -100,7 +103,8 @@ def as_plain(
             {
                 "fingerprint": fingerprint.hex(),
                 "model": known.model if (known := folder.models.get(fingerprint)) else None,
-                "generation": generation,
+                "generation": number_of(generation),
+                "doubtful": in_doubt(generation),
                 "records": holding.record_count,
                 "chunks": holding.chunk_count,
                 "bytes": holding.byte_count,
@@ -156,20 +160,13 @@ def _print(
     folder: DiskFolder, selected: Selected, dry_run: bool, before_bytes: int, after_bytes: int
 ) -> None:
     if selected.holdings:
-        rows = table(
-            "Would be removed" if dry_run else "Removed",
-            "model",
-            "fingerprint",
-            "generation",
-            "records",
-            "chunks",
-            "bytes",
-        )
+        title = "Would be removed" if dry_run else "Removed"
+        rows = table(title, ["model", "fingerprint", "generation"], ["records", "chunks", "bytes"])
         for (fingerprint, generation), holding in sorted(selected.holdings.items()):
             rows.add_row(
-                model_of(folder, fingerprint),
+                escape(model_of(folder, fingerprint)),
                 short(fingerprint),
-                str(generation),
+                written(generation),
                 f"{holding.record_count:,}",
                 f"{holding.chunk_count:,}",
                 humanised(holding.byte_count),

@@ -7,11 +7,12 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -19,7 +20,8 @@ from rich.table import Table
 from kvtide.cli.options import NO_METAVAR
 from kvtide.cli.output import WRONG, note, refuse
 from kvtide.errors import ConfigError, KVTideError
-from kvtide.tiers.survey import DiskFolder
+from kvtide.tiers.records import DOUBTFUL
+from kvtide.tiers.survey import DiskFolder, number_of
 
 INTERRUPTED = 130
 """The exit code of a command that somebody stopped, as a shell has it; 1 would mean that there is damage."""
@@ -97,6 +99,16 @@ def short(fingerprint: bytes) -> str:
     return fingerprint.hex()[:SHOWN_DIGITS]
 
 
+def in_doubt(generation: int) -> bool:
+    """Whether records of a generation are served by nobody but the process that wrote them."""
+    return bool(generation & DOUBTFUL)
+
+
+def written(generation: int) -> str:
+    """Write a generation for people."""
+    return f"{number_of(generation)}, in doubt" if in_doubt(generation) else str(number_of(generation))
+
+
 def counted(count: int, word: str) -> str:
     """Write ``1 record``, ``2,000 records``."""
     return f"{count:,} {word}" if count == 1 else f"{count:,} {word}s"
@@ -164,11 +176,13 @@ def bar(doing: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield tick
 
 
-def table(title: str, *columns: str) -> Table:
-    """Make a table whose first column is a name and whose others are numbers."""
-    made = Table(title=title, title_justify="left", title_style="")
-    for position, column in enumerate(columns):
-        made.add_column(column, justify="right" if position else "left")
+def table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
+    """Make a table that is narrow enough for 80 columns: first names, which may be folded, then numbers."""
+    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    for column in names:
+        made.add_column(column)
+    for column in numbers:
+        made.add_column(column, justify="right", no_wrap=True)
     return made
 
 

@@ -7,8 +7,9 @@ import os
 import time
 from typing import Any
 
-import typer
-from rich.text import Text
+from rich.markup import escape
+from rich.table import Table
+from typer.colors import RED
 
 from kvtide.cli.folders import (
     JsonOption,
@@ -26,15 +27,16 @@ from kvtide.cli.folders import (
     tell,
     tell_what_was_left_aside,
     trouble_of,
+    written,
 )
 from kvtide.cli.output import show
-from kvtide.tiers.survey import DiskFolder, Holding, Holdings, opened
+from kvtide.tiers.survey import DiskFolder, Holding, Holdings, number_of, opened
 from kvtide.transfer.memory import humanised
 
 EPILOG = """Examples:
 
 * `kvtide inspect /var/cache/kvtide` says which models' KV cache is there, how much, and how old
-* `kvtide inspect /var/cache/kvtide --json | jq .slab_bytes` what the folder takes, for a program
+* `kvtide inspect /var/cache/kvtide --json | jq .slab_bytes` says what it takes, for a program
 
 A *record* is what one rank keeps of a *chunk*; only a chunk that is whole, with every rank's part, can be
 brought back. A *generation* ends with a reset of the cache: records of earlier ones are never served and make
@@ -110,7 +112,7 @@ def as_plain(folder: DiskFolder, holdings: Holdings, unreadable: int) -> dict[st
 
 def _plain_holding(generation: int, holding: Holding) -> dict[str, Any]:
     return {
-        "generation": generation,
+        "generation": number_of(generation),
         "records": holding.record_count,
         "chunks": holding.chunk_count,
         "whole_chunks": holding.whole_chunk_count,
@@ -123,41 +125,42 @@ def _plain_holding(generation: int, holding: Holding) -> dict[str, Any]:
 
 
 def _print(folder: DiskFolder, holdings: Holdings, unreadable: int) -> None:
-    now_s = time.time()
     for fingerprint in _fingerprints(folder, holdings):
-        known = folder.models.get(fingerprint)
-        used = f", last used {age(now_s - known.last_used_s)} ago" if known and known.last_used_s else ""
-        title = f"{model_of(folder, fingerprint)}, fingerprint {short(fingerprint)}{used}"
-        rows = table(
-            "", "generation", "records", "chunks", "whole", "bytes", "oldest", "newest", "groups", "ranks"
-        )
-        rows.title = Text(title, style="bold")
-        for generation, holding in _of(holdings, fingerprint):
-            rows.add_row(
-                str(generation),
-                f"{holding.record_count:,}",
-                f"{holding.chunk_count:,}",
-                f"{holding.whole_chunk_count:,}",
-                humanised(holding.byte_count),
-                age(now_s - holding.oldest_s),
-                age(now_s - holding.newest_s),
-                spans(holding.groups),
-                spans(holding.ranks),
-            )
-        show(rows)
+        show(_table(folder, fingerprint, _of(holdings, fingerprint)))
     byte_count = sum(holding.byte_count for holding in holdings.values())
-    ranks = counted(len(folder.ranks), "rank")
-    tell("folder", f"{printable(str(folder.path))}: {ranks}, {'in use' if folder.in_use() else 'not in use'}")
+    in_part = sum(holding.chunk_count - holding.whole_chunk_count for holding in holdings.values())
+    use = "an instance uses it" if folder.in_use() else "no instance uses it"
+    tell("folder", f"{printable(str(folder.path))}: {counted(len(folder.ranks), 'rank')}, {use}")
     tell("slabs", f"{humanised(folder.slab_bytes)}, of which records take {humanised(byte_count)}")
     tell("free", f"{humanised(_free_bytes(folder))} on the file system")
+    if in_part:
+        tell("in part", f"{counted(in_part, 'chunk')}, not counted above: a rank's part is missing")
     for trouble in trouble_of(folder):
-        tell(
-            "wrong",
-            f"{trouble}; counted from the slots, where discarded records can still be",
-            typer.colors.RED,
-        )
+        tell("wrong", f"{trouble}: counted by slots, where discarded records may still lie", RED)
     if unreadable:
-        tell("wrong", f"{counted(unreadable, 'record')} with a header that is none", typer.colors.RED)
+        tell("wrong", f"{counted(unreadable, 'record')} whose header is none", RED)
+
+
+def _table(folder: DiskFolder, fingerprint: bytes, generations: list[tuple[int, Holding]]) -> Table:
+    now_s, known = time.time(), folder.models.get(fingerprint)
+    used = f", last used {age(now_s - known.last_used_s)} ago" if known and known.last_used_s else ""
+    rows = table(
+        escape(f"{model_of(folder, fingerprint)}, fingerprint {short(fingerprint)}{used}"),
+        ["generation"],
+        ["records", "chunks", "bytes", "oldest", "newest", "groups", "ranks"],
+    )
+    for generation, holding in generations:
+        rows.add_row(
+            written(generation),
+            f"{holding.record_count:,}",
+            f"{holding.whole_chunk_count:,}",
+            humanised(holding.byte_count),
+            age(now_s - holding.oldest_s),
+            age(now_s - holding.newest_s),
+            spans(holding.groups),
+            spans(holding.ranks),
+        )
+    return rows
 
 
 def _of(holdings: Holdings, fingerprint: bytes) -> list[tuple[int, Holding]]:

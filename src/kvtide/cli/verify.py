@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.colors import GREEN, RED
 
 from kvtide.cli.folders import (
     JsonOption,
@@ -27,9 +28,8 @@ from kvtide.cli.folders import (
 from kvtide.cli.options import NO_METAVAR
 from kvtide.cli.output import show
 from kvtide.tiers.audit import Damage, Finding, auditing, confirmed
-from kvtide.tiers.rank_folder import slot_bytes
 from kvtide.tiers.removal import drop_index, forget, held
-from kvtide.tiers.slabs import Place
+from kvtide.tiers.slabs import Place, slot_bytes_of
 from kvtide.tiers.survey import DiskFolder, opened
 from kvtide.transfer.memory import humanised
 
@@ -116,7 +116,7 @@ def verified(folder: DiskFolder) -> Verdict:
         for rank, stored in folder.records():
             tick(1)
             verdict.record_count += 1
-            verdict.byte_count += slot_bytes(max(0, stored.place.payload_bytes))
+            verdict.byte_count += slot_bytes_of(max(0, stored.place.payload_bytes))
             damage = auditor.check(rank, stored)
             if damage is not None:
                 verdict.findings.append(Finding(rank, stored, damage))
@@ -174,7 +174,7 @@ def _discard(folder: DiskFolder, verdict: Verdict) -> None:
 def _print(path: Path, verdict: Verdict) -> None:
     kinds = Counter(finding.damage for finding in verdict.findings)
     if kinds:
-        rows = table("Damaged records", "what is wrong", "records")
+        rows = table("Damaged records", ["what is wrong"], ["records"])
         for kind in Damage:
             if kinds[kind]:
                 rows.add_row(kind.value, f"{kinds[kind]:,}")
@@ -183,12 +183,12 @@ def _print(path: Path, verdict: Verdict) -> None:
     took = f"{humanised(verdict.byte_count)} in {verdict.took_s:.1f} s, {rate}/s"
     tell("read", f"{counted(verdict.record_count, 'record')}, {took}")
     for trouble in verdict.troubles:
-        tell("wrong", f"{trouble}; it is made anew from the slots when an instance starts", typer.colors.RED)
+        tell("wrong", f"{trouble}; it is made anew from the slots when an instance starts", RED)
     if verdict.clean:
-        tell("fine", "everything is what was written", typer.colors.GREEN)
+        tell("fine", "everything is what was written", GREEN)
         return
     share = f"{len(verdict.findings):,} of {verdict.record_count:,} records are damaged"
     if verdict.discarded_count:
-        tell("wrong", f"{share}; {verdict.discarded_count:,} were forgotten", typer.colors.RED)
+        tell("wrong", f"{share}; {verdict.discarded_count:,} were forgotten", RED)
     elif verdict.findings:
-        tell("wrong", f"{share}; kvtide verify {path} --discard forgets them", typer.colors.RED)
+        tell("wrong", f"{share}; kvtide verify {path} --discard forgets them", RED)

@@ -15,9 +15,9 @@ from enum import Enum
 import xxhash
 
 from kvtide.errors import CorruptRecordError
-from kvtide.tiers.rank_folder import RankFolder, Stored, slot_bytes
+from kvtide.tiers.rank_folder import RankFolder, Stored
 from kvtide.tiers.records import HEADER_BYTES, MAGIC, RecordHeader, unpack
-from kvtide.tiers.slabs import ALIGNMENT
+from kvtide.tiers.slabs import ALIGNMENT, slot_bytes_of
 
 BUFFER_BYTES = 4 << 20
 
@@ -98,7 +98,7 @@ class Auditor:
         return descriptor
 
     def _read(self, slab: int, stored: Stored, header: RecordHeader) -> Damage | None:
-        whole_bytes = slot_bytes(header.payload_bytes)
+        whole_bytes = slot_bytes_of(header.payload_bytes)
         first = stored.place.slot * whole_bytes
         if not 0 <= first < os.fstat(slab).st_size:
             return Damage.MISSING

@@ -18,7 +18,7 @@ from typing import Any
 from kvtide.errors import CorruptRecordError
 from kvtide.tiers.disk_index import FILE_NAME
 from kvtide.tiers.records import HEADER_BYTES, MAGIC, RecordHeader, unpack
-from kvtide.tiers.slabs import ALIGNMENT, Place, aligned
+from kvtide.tiers.slabs import Place, slot_bytes_of
 
 INDEX_NAMES = tuple(FILE_NAME + end for end in ("", "-wal", "-shm", "-journal"))
 
@@ -26,11 +26,6 @@ ROWS_PER_PAGE = 8192
 """So many rows are read in one go: as long as that takes, a running instance's log cannot be emptied."""
 
 _SLAB = re.compile(r"slab-([1-9][0-9]{0,11})")
-
-
-def slot_bytes(payload_bytes: int) -> int:
-    """What a record takes of a slab: header and payload."""
-    return ALIGNMENT + aligned(payload_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +43,7 @@ class Slab:
     @property
     def slot_bytes(self) -> int:
         """Of a slot."""
-        return slot_bytes(self.payload_bytes)
+        return slot_bytes_of(self.payload_bytes)
 
     @property
     def slot_count(self) -> int:

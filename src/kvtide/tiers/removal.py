@@ -13,10 +13,10 @@ from pathlib import Path
 
 from kvtide.errors import ConfigError
 from kvtide.tiers.disk_index import DiskIndex
-from kvtide.tiers.rank_folder import INDEX_NAMES, RankFolder, reason, slot_bytes
+from kvtide.tiers.rank_folder import INDEX_NAMES, RankFolder, reason
 from kvtide.tiers.records import RecordHeader
-from kvtide.tiers.slabs import ALIGNMENT, Place
-from kvtide.tiers.survey import FINGERPRINTS, DiskFolder, Holding, Holdings, opened
+from kvtide.tiers.slabs import ALIGNMENT, Place, slot_bytes_of
+from kvtide.tiers.survey import FINGERPRINTS, DiskFolder, Holding, Holdings, number_of, opened
 
 PLACES_PER_STEP = 1024
 
@@ -39,7 +39,7 @@ class Wanted:
         """Whether a record is among them."""
         return (
             header.fingerprint.hex().startswith(self.fingerprint_prefix)
-            and self.generation in (None, header.generation)
+            and self.generation in (None, number_of(header.generation))
             and (self.written_before_s is None or header.written_at_s < self.written_before_s)
         )
 
@@ -191,7 +191,7 @@ def _blank(rank: RankFolder, places: Sequence[Place]) -> None:
         try:
             end = os.fstat(descriptor).st_size
             for place in places:
-                offset = place.slot * slot_bytes(payload_bytes)
+                offset = place.slot * slot_bytes_of(payload_bytes)
                 if place.payload_bytes == payload_bytes and 0 <= offset < end:
                     os.pwrite(descriptor, bytes(ALIGNMENT), offset)
             os.fdatasync(descriptor)

@@ -14,9 +14,9 @@ from pathlib import Path
 
 from kvtide.errors import ConfigError
 from kvtide.keys import OffloadKey, split_offload_key
-from kvtide.tiers.rank_folder import RankFolder, Stored, reason, slot_bytes
-from kvtide.tiers.records import RecordHeader
-from kvtide.tiers.slabs import Place
+from kvtide.tiers.rank_folder import RankFolder, Stored, reason
+from kvtide.tiers.records import DOUBTFUL, RecordHeader
+from kvtide.tiers.slabs import Place, slot_bytes_of
 
 FINGERPRINTS = "fingerprints"
 LONGEST_NOTE_BYTES = 1 << 20
@@ -76,7 +76,7 @@ class Holding:
     def add(self, rank: int, place: Place, header: RecordHeader) -> None:
         """Count a record in the folder of ``rank``."""
         self.record_count += 1
-        self.byte_count += slot_bytes(place.payload_bytes)
+        self.byte_count += slot_bytes_of(place.payload_bytes)
         self.oldest_s = min(self.oldest_s, header.written_at_s)
         self.newest_s = max(self.newest_s, header.written_at_s)
         self.groups.add(split_offload_key(header.name.key)[1])
@@ -86,7 +86,12 @@ class Holding:
 
 
 Holdings = dict[tuple[bytes, int], Holding]
-"""By fingerprint, ``bytes[32]``, and generation."""
+"""By fingerprint, ``bytes[32]``, and generation as records have it."""
+
+
+def number_of(generation: int) -> int:
+    """Number a generation, whether or not it is in doubt."""
+    return generation & ~DOUBTFUL
 
 
 @dataclass(slots=True)
