@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
+from textwrap import fill
 from typing import Annotated, Any
 
 import typer
@@ -18,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kvtide.cli.options import NO_METAVAR
-from kvtide.cli.output import WRONG, note, refuse
+from kvtide.cli.output import MAX_WIDTH, WRONG, note, refuse
 from kvtide.errors import ConfigError, KVTideError
 from kvtide.tiers.records import DOUBTFUL
 from kvtide.tiers.survey import DiskFolder, number_of
@@ -63,8 +64,16 @@ def print_json(found: dict[str, Any]) -> None:
 
 
 def tell(word: str, text: str, colour: str | None = None) -> None:
-    """Print a line of a result, behind a word that says what it is about."""
-    typer.secho(f"{word:<8} {text}", fg=colour)
+    """Print a line of a result, behind a word that says what it is about; a long one is folded."""
+    width = min(Console().width, MAX_WIDTH)
+    folded = fill(
+        f"{word:<8} {text}",
+        width,
+        subsequent_indent=" " * 9,
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    typer.secho(folded, fg=colour)
 
 
 def tell_what_was_left_aside(folder: DiskFolder) -> None:
@@ -178,7 +187,7 @@ def bar(doing: str, total: int | None) -> Iterator[Callable[[int], None]]:
 
 def table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
     """Make a table that is narrow enough for 80 columns: first names, which may be folded, then numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, pad_edge=False)
+    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for column in names:
         made.add_column(column)
     for column in numbers:

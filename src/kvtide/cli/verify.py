@@ -8,6 +8,7 @@ import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -191,4 +192,4 @@ def _print(path: Path, verdict: Verdict) -> None:
     if verdict.discarded_count:
         tell("wrong", f"{share}; {verdict.discarded_count:,} were forgotten", RED)
     elif verdict.findings:
-        tell("wrong", f"{share}; kvtide verify {path} --discard forgets them", RED)
+        tell("wrong", f"{share}; kvtide verify {quote(str(path))} --discard forgets them", RED)

@@ -1,7 +1,8 @@
 """One rank's folder of a private disk, read from outside, whether or not an instance uses it.
 
-Knows how the folder is laid out. Makes no file of its own, keeps no lock, follows no link, and takes whatever
-it finds for somebody else's. Does not judge payloads (``audit.py``) and removes nothing (``removal.py``).
+Knows how the folder is laid out. Changes nothing (SQLite may put its two files beside an index that is
+read), keeps no lock, follows no link, and takes whatever it finds for somebody else's. Does not judge
+payloads (``audit.py``) and removes nothing (``removal.py``).
 """
 
 import contextlib
@@ -222,7 +223,8 @@ class RankFolder:
                     return None
                 if name == FILE_NAME:
                     raise
-        rows = sqlite3.connect((self.path / FILE_NAME).as_uri() + "?mode=ro", uri=True, isolation_level=None)
+        how = "immutable=1" if self._nobody_can_write() else "mode=ro"
+        rows = sqlite3.connect(f"{(self.path / FILE_NAME).as_uri()}?{how}", uri=True, isolation_level=None)
         rows.text_factory = bytes  # whatever somebody put there
         # Nothing of a schema that is not ours is run.
         rows.execute("PRAGMA trusted_schema = OFF")
@@ -233,6 +235,15 @@ class RankFolder:
             rows.close()
             raise sqlite3.DatabaseError("it has no table of records")
         return rows
+
+    def _nobody_can_write(self) -> bool:
+        """Whether the folder is a copy that cannot change, as SQLite wants to know to read one."""
+        if os.access(self.path, os.W_OK):
+            return False
+        try:
+            return os.stat(f"{FILE_NAME}-wal", dir_fd=self.descriptor).st_size == 0
+        except FileNotFoundError:
+            return True
 
     def _page(self, after: tuple[int, int]) -> list[tuple[int, int, Any]]:
         assert self._rows is not None
