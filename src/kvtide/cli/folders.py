@@ -113,8 +113,10 @@ def in_doubt(generation: int) -> bool:
     return bool(generation & DOUBTFUL)
 
 
-def written(generation: int) -> str:
-    """Write a generation for people."""
+def written(generation: int, served: set[int] | None = None) -> str:
+    """Write a generation for people, and that it has ended when it is known and not among those served."""
+    if served and generation not in served:
+        return f"{number_of(generation)}, ended"
     return f"{number_of(generation)}, in doubt" if in_doubt(generation) else str(number_of(generation))
 
 

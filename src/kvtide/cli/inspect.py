@@ -17,6 +17,7 @@ from kvtide.cli.folders import (
     age,
     bar,
     counted,
+    in_doubt,
     model_of,
     print_json,
     printable,
@@ -79,6 +80,7 @@ def counted_up(folder: DiskFolder) -> tuple[Holdings, int]:
 
 def as_plain(folder: DiskFolder, holdings: Holdings, unreadable: int) -> dict[str, Any]:
     """Put what was found into plain types for JSON; sizes in bytes, times in seconds since the epoch."""
+    served = folder.served()
     return {
         "ok": True,
         "path": str(folder.path),
@@ -100,7 +102,8 @@ def as_plain(folder: DiskFolder, holdings: Holdings, unreadable: int) -> dict[st
                 "model": known.model if (known := folder.models.get(fingerprint)) else None,
                 "last_used_s": known.last_used_s if known else None,
                 "generations": [
-                    _plain_holding(generation, holding) for generation, holding in _of(holdings, fingerprint)
+                    _plain_holding(generation, holding, served.get(fingerprint))
+                    for generation, holding in _of(holdings, fingerprint)
                 ],
             }
             for fingerprint in _fingerprints(folder, holdings)
@@ -110,9 +113,11 @@ def as_plain(folder: DiskFolder, holdings: Holdings, unreadable: int) -> dict[st
     }
 
 
-def _plain_holding(generation: int, holding: Holding) -> dict[str, Any]:
+def _plain_holding(generation: int, holding: Holding, served: set[int] | None) -> dict[str, Any]:
     return {
         "generation": number_of(generation),
+        "doubtful": in_doubt(generation),
+        "served": generation in served if served else None,
         "records": holding.record_count,
         "chunks": holding.chunk_count,
         "whole_chunks": holding.whole_chunk_count,
@@ -125,8 +130,9 @@ def _plain_holding(generation: int, holding: Holding) -> dict[str, Any]:
 
 
 def _print(folder: DiskFolder, holdings: Holdings, unreadable: int) -> None:
+    served = folder.served()
     for fingerprint in _fingerprints(folder, holdings):
-        show(_table(folder, fingerprint, _of(holdings, fingerprint)))
+        show(_table(folder, fingerprint, _of(holdings, fingerprint), served.get(fingerprint)))
     byte_count = sum(holding.byte_count for holding in holdings.values())
     in_part = sum(holding.chunk_count - holding.whole_chunk_count for holding in holdings.values())
     use = "an instance uses it" if folder.in_use() else "no instance uses it"
@@ -141,7 +147,12 @@ def _print(folder: DiskFolder, holdings: Holdings, unreadable: int) -> None:
         tell("wrong", f"{counted(unreadable, 'record')} whose header is none", RED)
 
 
-def _table(folder: DiskFolder, fingerprint: bytes, generations: list[tuple[int, Holding]]) -> Table:
+def _table(
+    folder: DiskFolder,
+    fingerprint: bytes,
+    generations: list[tuple[int, Holding]],
+    served: set[int] | None,
+) -> Table:
     now_s, known = time.time(), folder.models.get(fingerprint)
     used = f", last used {age(now_s - known.last_used_s)} ago" if known and known.last_used_s else ""
     rows = table(
@@ -151,7 +162,7 @@ def _table(folder: DiskFolder, fingerprint: bytes, generations: list[tuple[int, 
     )
     for generation, holding in generations:
         rows.add_row(
-            written(generation),
+            written(generation, served),
             f"{holding.record_count:,}",
             f"{holding.whole_chunk_count:,}",
             humanised(holding.byte_count),

@@ -18,7 +18,7 @@ from typing import Any
 
 from kvtide.errors import CorruptRecordError
 from kvtide.tiers.disk_index import FILE_NAME
-from kvtide.tiers.records import HEADER_BYTES, MAGIC, RecordHeader, unpack
+from kvtide.tiers.records import HEADER_BYTES, MAGIC, RecordHeader, served_generation, unpack
 from kvtide.tiers.slabs import Place, slot_bytes_of
 
 INDEX_NAMES = tuple(FILE_NAME + end for end in ("", "-wal", "-shm", "-journal"))
@@ -137,6 +137,22 @@ class RankFolder:
         except sqlite3.Error as error:
             self._give_up_index(error)
             return None
+
+    def served(self) -> dict[bytes, int]:
+        """Tell which generation of each fingerprint is served, or would be after a restart.
+
+        Returns:
+            By fingerprint, ``bytes[32]``; those alone of which the index says so.
+        """
+        if self._rows is None:
+            return {}
+        running, served = self.in_use(), {}
+        with contextlib.suppress(sqlite3.Error):  # then it is not known
+            for fingerprint, packed in self._rows.execute("SELECT fingerprint, generation FROM owners"):
+                if isinstance(fingerprint, bytes) and isinstance(packed, bytes):
+                    generation = int.from_bytes(packed, "big")
+                    served[fingerprint] = generation if running else served_generation(generation)
+        return served
 
     def records(self) -> Iterator[Stored]:
         """List what is stored, by slab and slot.

@@ -119,6 +119,14 @@ class DiskFolder:
         """Whether an instance has it now."""
         return any(rank.in_use() for rank in self.ranks)
 
+    def served(self) -> dict[bytes, set[int]]:
+        """Tell which generations of each fingerprint are served, or would be after a restart."""
+        served: dict[bytes, set[int]] = {}
+        for rank in self.ranks:
+            for fingerprint, generation in rank.served().items():
+                served.setdefault(fingerprint, set()).add(generation)
+        return served
+
     def record_count(self) -> int | None:
         """How many records the indexes name; None where one of them cannot be read."""
         counts = [rank.row_count() for rank in self.ranks]
