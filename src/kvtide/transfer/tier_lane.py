@@ -79,7 +79,6 @@ class _Call:
     began_s: float
     waiting: WaitingPart | None = None
     keys: Sequence[OffloadKey] = ()
-    generations: int = 0
     trusted: bool = False
     late: bool = False
 
@@ -105,8 +104,8 @@ class TierLane(Lane):
         self._books = JobBooks(self._settings.queue_bytes, time.monotonic)
         self._calls: dict[int, _Call] = {}
         self._discards: deque[OffloadKey] = deque()
-        self._generations_asked = self._generations_begun = 0
-        self._trusted = True  # of all that were asked for and have not begun
+        self._generations: deque[bool] = deque()  # asked for, and whether trusted
+        self._generations_begun = 0
         self._again_s = 0.0  # when what failed and has to happen is tried again
         self._late_jobs: set[JobId] = set()
         self._full_until_s: float | None = None
@@ -141,8 +140,7 @@ class TierLane(Lane):
 
     def begin_generation(self, trusted: bool = False) -> None:
         with self._changed:
-            self._generations_asked += 1
-            self._trusted &= trusted
+            self._generations.append(trusted)
             self._again_s = 0.0
             for job in self._books.open_jobs():
                 job.voided = True
@@ -236,8 +234,7 @@ class TierLane(Lane):
                     self._thread_count -= 1
                     self._changed.notify_all()
                     return None
-                waits = self._discards or self._generations_asked > self._generations_begun
-                self._changed.wait(RETRY_S if waits else None)
+                self._changed.wait(RETRY_S if self._discards or self._generations else None)
             self._calls[id(call)] = call
             return call
 
@@ -287,7 +284,7 @@ class TierLane(Lane):
         now_s = time.monotonic()
         if not self._survey.may_be_opened:
             return False
-        if self._generations_asked > self._generations_begun:
+        if self._generations:
             return now_s >= self._again_s or not self._closing
         return bool(self._discards) and self._breaker.state(now_s) is not BreakerState.OPEN
 
@@ -295,7 +292,7 @@ class TierLane(Lane):
         now_s = time.monotonic()
         if not self._survey.opened or self._is_out:
             return None
-        if self._generations_asked > self._generations_begun:
+        if self._generations:
             return self._generation_call(now_s)
         if self._discards and self._breaker.state(now_s) is not BreakerState.OPEN:
             keys = [self._discards.popleft() for _ in range(min(DISCARDS_AT_ONCE, len(self._discards)))]
@@ -317,9 +314,7 @@ class TierLane(Lane):
         """What is being written belongs to before, and nothing else begins until that is settled."""
         if now_s < self._again_s or self._under_way(_Kind.WRITE) or self._under_way(_Kind.GENERATION):
             return None
-        count, trusted = self._generations_asked - self._generations_begun, self._trusted
-        self._trusted = True
-        return _Call(_Kind.GENERATION, now_s, generations=count, trusted=trusted)
+        return _Call(_Kind.GENERATION, now_s, trusted=self._generations[0])
 
     def _under_way(self, kind: _Kind) -> bool:
         return any(call.kind is kind and not call.late for call in self._calls.values())
@@ -339,9 +334,9 @@ class TierLane(Lane):
     def _settle(self, call: _Call, fate: PartFate, trouble: str | None) -> None:
         if call.kind is _Kind.GENERATION:
             if fate is PartFate.DONE:
-                self._generations_begun += call.generations
+                self._generations.popleft()
+                self._generations_begun += 1
             else:
-                self._trusted &= call.trusted
                 self._again_s = time.monotonic() + RETRY_S
         elif call.kind is _Kind.DISCARD:
             self._full_until_s = None
