@@ -18,7 +18,7 @@ from kvtide.cli import folders, verify
 from kvtide.cli.main import app
 from kvtide.errors import ConfigError
 from kvtide.testing.tiers import DEADLINE_S, name_of, payload_of
-from kvtide.tiers import disk
+from kvtide.tiers import disk, removal
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.records import RecordIdentity, Shard
 from kvtide.tiers.removal import held
@@ -125,7 +125,7 @@ def test_inspect_tells_models_generations_bytes_and_ages(two_models: Path) -> No
     told = found("inspect", two_models)
     assert told["ok"] is True
     assert told["in_use"] is False
-    on_disk = sum(path.stat().st_size for path in two_models.rglob("slab-*"))
+    on_disk = sum(path.stat().st_blocks * 512 for path in two_models.rglob("slab-*"))
     assert told["slab_bytes"] == told["ranks"][0]["slab_bytes"] == on_disk
     by_model = {one["model"]: one for one in told["fingerprints"]}
     assert by_model["Qwen/Qwen3-8B"]["fingerprint"] == QWEN.hex()
@@ -391,6 +391,23 @@ def test_what_was_cleared_does_not_come_back_with_an_index_made_anew(two_models:
     assert kept(two_models) == {("ab", 0): 50}
     assert readable(two_models, range(100, 140)) == []
     assert readable(two_models, range(40), fingerprint=QWEN) == list(range(40))
+
+
+def test_the_space_of_what_was_cleared_goes_back_to_the_file_system(two_models: Path) -> None:
+    told = found("clear", two_models, "--generation", "1")
+    (removed,) = told["removed"]
+    freed_bytes = told["slab_bytes_before"] - told["slab_bytes_after"]
+    assert freed_bytes >= removed["bytes"] == 40 * slot_bytes_of(SMALL) + 10 * slot_bytes_of(LARGE)
+
+
+def test_where_slots_cannot_become_holes_nothing_comes_back_either(
+    two_models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(removal, "punched", lambda *_: False)
+    run("clear", two_models, "--older-than", "3d")
+    for path in (two_models / "rank-0").glob("index.sqlite*"):
+        path.unlink()
+    assert kept(two_models) == {("aa", 1): 50, ("ab", 0): 50}
 
 
 def test_an_instance_goes_on_in_what_was_cleared_in_part(two_models: Path) -> None:

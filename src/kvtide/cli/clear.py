@@ -68,8 +68,8 @@ def clear(
 ) -> None:
     """Remove records from the folder of a disk tier: by fingerprint, generation or age, or all of them.
 
-    Refused while an instance uses the folder, except as --dry-run. Space at the end of slabs is given back
-    to the file system; slots in the middle are used again by the next instance.
+    Refused while an instance uses the folder, except as --dry-run. The space goes back to the file system,
+    where that can have holes in files; elsewhere the next instance uses it.
 
     Exit code 0: done. 2: it could not be done, and nothing was removed unless the message says so.
     """

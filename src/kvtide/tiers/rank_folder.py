@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from kvtide.errors import CorruptRecordError
-from kvtide.tiers.disk_index import FILE_NAME
+from kvtide.tiers.disk_index import FILE_NAME, VERSION
 from kvtide.tiers.records import HEADER_BYTES, MAGIC, RecordHeader, served_generation, unpack
 from kvtide.tiers.slabs import Place, slot_bytes_of
 
@@ -25,6 +25,9 @@ INDEX_NAMES = tuple(FILE_NAME + end for end in ("", "-wal", "-shm", "-journal"))
 
 ROWS_PER_PAGE = 8192
 """So many rows are read in one go: as long as that takes, a running instance's log cannot be emptied."""
+
+BLOCK_BYTES = 512
+"""In which ``stat`` counts, whatever the file system."""
 
 _SLAB = re.compile(r"slab-([1-9][0-9]{0,11})")
 
@@ -35,11 +38,13 @@ class Slab:
 
     Attributes:
         payload_bytes: Of each of its records.
-        byte_count: Length of the file, what counts against ``disk_limit``.
+        byte_count: Length of the file.
+        allocated_bytes: What of it is no hole: what counts against ``disk_limit``.
     """
 
     payload_bytes: int
     byte_count: int
+    allocated_bytes: int
 
     @property
     def slot_bytes(self) -> int:
@@ -108,13 +113,13 @@ class RankFolder:
 
     @property
     def slab_bytes(self) -> int:
-        """Of all slabs together."""
-        return sum(slab.byte_count for slab in self.slabs.values())
+        """Of all slabs together, without their holes."""
+        return sum(slab.allocated_bytes for slab in self.slabs.values())
 
     def in_use(self) -> bool:
         """Whether an instance has this folder now.
 
-        Asked by taking the lock for an instant, shared: an instance that starts in that instant is refused.
+        Asked by taking the lock for an instant, shared; an instance that starts in that instant tries again.
         """
         try:
             descriptor = self.open("lock", os.O_RDONLY)
@@ -138,20 +143,20 @@ class RankFolder:
             self._give_up_index(error)
             return None
 
-    def served(self) -> dict[bytes, int]:
-        """Tell which generation of each fingerprint is served, or would be after a restart.
+    def served(self) -> set[tuple[bytes, int]]:
+        """Tell which generations are served, or would be after a restart, where the index says so.
 
         Returns:
-            By fingerprint, ``bytes[32]``; those alone of which the index says so.
+            Fingerprint, ``bytes[32]``, and generation as records have it.
         """
         if self._rows is None:
-            return {}
-        running, served = self.in_use(), {}
+            return set()
+        running, served = self.in_use(), set()
         with contextlib.suppress(sqlite3.Error):  # then it is not known
             for fingerprint, packed in self._rows.execute("SELECT fingerprint, generation FROM owners"):
                 if isinstance(fingerprint, bytes) and isinstance(packed, bytes):
                     generation = int.from_bytes(packed, "big")
-                    served[fingerprint] = generation if running else served_generation(generation)
+                    served.add((fingerprint, generation if running else served_generation(generation)))
         return served
 
     def records(self) -> Iterator[Stored]:
@@ -227,7 +232,7 @@ class RankFolder:
         elif not stat.S_ISREG(found.st_mode):
             self.left_aside.append(f"{self.path.name}/{name}: not a regular file")
         elif slab is not None:
-            self.slabs[int(slab[1])] = Slab(int(slab[1]), found.st_size)
+            self.slabs[int(slab[1])] = Slab(int(slab[1]), found.st_size, found.st_blocks * BLOCK_BYTES)
 
     def _opened_index(self) -> sqlite3.Connection | None:
         """Open the index for reading; None when there is none and nothing that it could name."""
@@ -244,12 +249,11 @@ class RankFolder:
         rows.text_factory = bytes  # whatever somebody put there
         # Nothing of a schema that is not ours is run.
         rows.execute("PRAGMA trusted_schema = OFF")
-        plain = rows.execute(
-            "SELECT count(*) FROM sqlite_master WHERE name = 'records' AND type = 'table' AND rootpage > 0"
-        ).fetchone()[0]
-        if not plain:
+        try:
+            _check_tables(rows)
+        except sqlite3.Error:
             rows.close()
-            raise sqlite3.DatabaseError("it has no table of records")
+            raise
         return rows
 
     def _nobody_can_write(self) -> bool:
@@ -292,6 +296,22 @@ class RankFolder:
                             yield Stored(Place(payload_bytes, slot), packed)
             finally:
                 os.close(descriptor)
+
+
+def _check_tables(rows: sqlite3.Connection) -> None:
+    """See that the tables are ours, and are tables.
+
+    Raises:
+        sqlite3.Error: They are not.
+    """
+    (version,) = rows.execute("PRAGMA user_version").fetchone()
+    if version != VERSION:
+        raise sqlite3.DatabaseError(f"tables of version {version}, where {VERSION} is known")
+    (plain,) = rows.execute(
+        "SELECT count(*) FROM sqlite_schema WHERE name = 'records' AND type = 'table' AND rootpage > 0"
+    ).fetchone()
+    if not plain:
+        raise sqlite3.DatabaseError("there is no table of records")
 
 
 def _written_slots(descriptor: int, slab: Slab, first: int) -> Iterator[int]:

@@ -1,7 +1,7 @@
 """Records that leave a private disk while no instance uses it.
 
-Removes rows, then headers, so that an index made anew from the slots does not bring back what was removed;
-gives slots at the end of a slab back to the file system. Touches nothing without the lock of every rank.
+Removes rows, then what is in the slots, so that an index made anew from these does not bring back what was
+removed, and gives the space back to the file system. Touches nothing without the lock of every rank.
 """
 
 import contextlib
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from kvtide.errors import ConfigError
 from kvtide.tiers.disk_index import DiskIndex
+from kvtide.tiers.holes import punched
 from kvtide.tiers.rank_folder import INDEX_NAMES, RankFolder, reason
 from kvtide.tiers.records import RecordHeader
 from kvtide.tiers.slabs import ALIGNMENT, Place, slot_bytes_of
@@ -123,7 +124,7 @@ def forget(rank: RankFolder, places: Sequence[Place], tick: Callable[[int], None
             step = places[first : first + PLACES_PER_STEP]
             if index is not None:
                 index.remove(step)
-            _blank(rank, step)
+            _empty(rank, step)
             tick(len(step))
     finally:
         if index is not None:
@@ -181,18 +182,20 @@ def drop_index(rank: RankFolder) -> None:
             os.unlink(name, dir_fd=rank.descriptor)
 
 
-def _blank(rank: RankFolder, places: Sequence[Place]) -> None:
-    """Overwrite the headers of slots."""
+def _empty(rank: RankFolder, places: Sequence[Place]) -> None:
+    """Turn slots into holes, or, where the file system has none, overwrite their headers."""
     for payload_bytes in {place.payload_bytes for place in places}:
         try:
             descriptor = rank.open(f"slab-{payload_bytes}", os.O_RDWR)
         except FileNotFoundError:
             continue
         try:
-            end = os.fstat(descriptor).st_size
+            end, step = os.fstat(descriptor).st_size, slot_bytes_of(payload_bytes)
             for place in places:
-                offset = place.slot * slot_bytes_of(payload_bytes)
-                if place.payload_bytes == payload_bytes and 0 <= offset < end:
+                offset = place.slot * step
+                if place.payload_bytes != payload_bytes or not 0 <= offset < end:
+                    continue
+                if not punched(descriptor, offset, step):
                     os.pwrite(descriptor, bytes(ALIGNMENT), offset)
             os.fdatasync(descriptor)
         finally:

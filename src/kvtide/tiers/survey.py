@@ -27,6 +27,7 @@ LAST_S = 1 << 40
 
 _RANK = re.compile(r"rank-(0|[1-9][0-9]{0,3})")
 _NOTE = re.compile(r"([0-9a-f]{64})\.json")
+_NEW_NOTE = re.compile(r"[0-9a-f]{64}\.[0-9]+")  # of an instance that was killed while it wrote one
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +113,7 @@ class DiskFolder:
 
     @property
     def slab_bytes(self) -> int:
-        """Of all slabs together."""
+        """Of all slabs together, without their holes."""
         return sum(rank.slab_bytes for rank in self.ranks)
 
     def in_use(self) -> bool:
@@ -123,7 +124,7 @@ class DiskFolder:
         """Tell which generations of each fingerprint are served, or would be after a restart."""
         served: dict[bytes, set[int]] = {}
         for rank in self.ranks:
-            for fingerprint, generation in rank.served().items():
+            for fingerprint, generation in rank.served():
                 served.setdefault(fingerprint, set()).add(generation)
         return served
 
@@ -199,7 +200,7 @@ def _read_notes(folder: DiskFolder) -> None:
             note = _read_note(there, name) if named is not None else None
             if named is not None and note is not None:
                 folder.models[bytes.fromhex(named[1])] = note
-            else:
+            elif _NEW_NOTE.fullmatch(name) is None:
                 folder.left_aside.append(f"{FINGERPRINTS}/{name}: not one of kvtide's")
     finally:
         os.close(there)
