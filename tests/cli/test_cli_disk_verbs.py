@@ -5,6 +5,7 @@ import os
 import sqlite3
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -381,7 +382,16 @@ def test_clear_removes_what_is_meant_and_nothing_else(
     assert done["removed"] == told["removed"]
     assert done["slab_bytes_after"] == found("inspect", two_models)["slab_bytes"] <= told["slab_bytes_before"]
     assert kept(two_models) == {one: ALL_THERE[one] for one in ALL_THERE if one not in gone}
+    named = {path.name[:2] for path in (two_models / "fingerprints").iterdir()}
+    forgotten = {one for one, _ in gone} if arguments[0] in ("--all", "--fingerprint") else set()
+    assert named == {"aa", "ab"} - (forgotten if len(arguments) < 3 else set())
     assert found("verify", two_models)["ok"] is True
+
+
+def test_a_model_of_which_nothing_is_stored_is_named(two_models: Path) -> None:
+    run("clear", two_models, "--fingerprint", "ab", "--older-than", "1d")
+    shown = run("inspect", two_models).stdout
+    assert "Qwen/Qwen3-8B, fingerprint ab0001020304, last used 2 d ago: nothing stored" in shown
 
 
 def test_what_was_cleared_does_not_come_back_with_an_index_made_anew(two_models: Path) -> None:
@@ -613,15 +623,23 @@ def test_names_from_a_folder_do_nothing_to_a_terminal(tmp_path: Path) -> None:
     assert "[bold]evil" in dry.stdout
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
-def test_a_folder_that_may_not_be_read_is_not_told_in_part(tmp_path: Path) -> None:
-    store(tmp_path, range(3))
-    (tmp_path / "rank-0").chmod(0)
-    try:
-        result = run("inspect", tmp_path)
-    finally:
-        (tmp_path / "rank-0").chmod(0o700)
+def test_a_folder_that_may_not_be_read_is_not_told_in_part() -> None:
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "kv"
+        store(folder, range(3))
+        folder.chmod(0o755)
+        Path(place).chmod(0o755)
+        (folder / "rank-0").chmod(0)
+        us = os.geteuid()
+        try:
+            if us == 0:
+                os.seteuid(65534)  # root may read everything
+            result = run("inspect", folder)
+        finally:
+            os.seteuid(us)
+            (folder / "rank-0").chmod(0o700)
     assert result.exit_code == 2
+    assert result.stdout == ""
     assert "run this as the user that runs the server" in result.stderr
 
 
@@ -648,7 +666,7 @@ def test_neighbouring_numbers_are_written_as_one() -> None:
 
 
 def test_large_numbers_fit_80_columns() -> None:
-    rows = folders.table("many", ["generation"], ["records", "chunks", "bytes", "oldest", "newest", "groups"])
+    rows = folders.table(["generation"], ["records", "chunks", "bytes", "oldest", "newest", "groups"])
     rows.add_row("12, in doubt", "1,234,567", "1,234,567", "1023.99 GiB", "365 d", "59 min", "0-3")
     assert rows.columns[1].no_wrap
     from rich.console import Console

@@ -23,15 +23,15 @@ from kvtide.cli.folders import (
     refusing,
     seconds_of,
     short,
+    show_under,
     table,
     tell,
     tell_what_was_left_aside,
     written,
 )
 from kvtide.cli.options import NO_METAVAR
-from kvtide.cli.output import show
 from kvtide.errors import ConfigError
-from kvtide.tiers.removal import Selected, Wanted, clear_everything, forget, held, select, trim
+from kvtide.tiers.removal import Selected, Wanted, clear_everything, forget, forget_model, held, select, trim
 from kvtide.tiers.survey import DiskFolder, number_of, opened
 from kvtide.transfer.memory import humanised
 
@@ -80,7 +80,7 @@ def clear(
                 selected = select(folder, wanted, tick)
             before_bytes = folder.slab_bytes
             if not dry_run:
-                _remove(folder, selected, everything)
+                _remove(folder, selected, wanted, everything)
                 after_bytes = _slab_bytes(path)
             else:
                 after_bytes = before_bytes
@@ -139,7 +139,7 @@ def _folder(path: Path, dry_run: bool) -> Iterator[DiskFolder]:
         yield folder
 
 
-def _remove(folder: DiskFolder, selected: Selected, everything: bool) -> None:
+def _remove(folder: DiskFolder, selected: Selected, wanted: Wanted, everything: bool) -> None:
     if everything:
         clear_everything(folder)
         return
@@ -149,6 +149,8 @@ def _remove(folder: DiskFolder, selected: Selected, everything: bool) -> None:
             if places:
                 forget(rank, places, tick)
                 trim(rank, selected.highest)
+    if wanted == Wanted(wanted.fingerprint_prefix):
+        forget_model(folder, wanted.fingerprint_prefix)
 
 
 def _slab_bytes(path: Path) -> int:
@@ -160,8 +162,7 @@ def _print(
     folder: DiskFolder, selected: Selected, dry_run: bool, before_bytes: int, after_bytes: int
 ) -> None:
     if selected.holdings:
-        title = "Would be removed" if dry_run else "Removed"
-        rows = table(title, ["model", "fingerprint", "generation"], ["records", "chunks", "bytes"])
+        rows = table(["model", "fingerprint", "generation"], ["records", "chunks", "bytes"])
         for (fingerprint, generation), holding in sorted(selected.holdings.items()):
             rows.add_row(
                 escape(model_of(folder, fingerprint)),
@@ -171,7 +172,7 @@ def _print(
                 f"{holding.chunk_count:,}",
                 humanised(holding.byte_count),
             )
-        show(rows)
+        show_under("Would be removed" if dry_run else "Removed", rows)
     count = sum(holding.record_count for holding in selected.holdings.values())
     tell("would go" if dry_run else "removed", counted(count, "record"))
     if not dry_run:

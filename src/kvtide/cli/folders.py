@@ -19,7 +19,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from kvtide.cli.options import NO_METAVAR
-from kvtide.cli.output import MAX_WIDTH, WRONG, note, refuse
+from kvtide.cli.output import MAX_WIDTH, WRONG, note, refuse, show
 from kvtide.errors import ConfigError, KVTideError
 from kvtide.tiers.records import DOUBTFUL
 from kvtide.tiers.survey import DiskFolder, number_of
@@ -187,14 +187,22 @@ def bar(doing: str, total: int | None) -> Iterator[Callable[[int], None]]:
         yield tick
 
 
-def table(title: str, names: Sequence[str], numbers: Sequence[str]) -> Table:
+def table(names: Sequence[str], numbers: Sequence[str]) -> Table:
     """Make a table that is narrow enough for 80 columns: first names, which may be folded, then numbers."""
-    made = Table(title=title, title_justify="left", title_style="bold", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    made = Table(box=SIMPLE_HEAD, show_edge=False, padding=(0, 1, 0, 0))
     for column in names:
-        made.add_column(column)
+        made.add_column(column, overflow="fold")
     for column in numbers:
         made.add_column(column, justify="right", no_wrap=True)
     return made
+
+
+def show_under(heading: str, rows: Table) -> None:
+    """Print a table, or a heading alone where the table has no rows."""
+    typer.secho(fill(heading, min(Console().width, MAX_WIDTH)), bold=True)
+    if rows.row_count:
+        show(rows)
+    typer.echo()
 
 
 def _plain(error: Exception) -> dict[str, Any]:

@@ -7,7 +7,6 @@ import os
 import time
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 from typer.colors import RED
 
@@ -23,6 +22,7 @@ from kvtide.cli.folders import (
     printable,
     refusing,
     short,
+    show_under,
     spans,
     table,
     tell,
@@ -30,7 +30,6 @@ from kvtide.cli.folders import (
     trouble_of,
     written,
 )
-from kvtide.cli.output import show
 from kvtide.tiers.survey import DiskFolder, Holding, Holdings, number_of, opened
 from kvtide.transfer.memory import humanised
 
@@ -132,7 +131,10 @@ def _plain_holding(generation: int, holding: Holding, served: set[int] | None) -
 def _print(folder: DiskFolder, holdings: Holdings, unreadable: int) -> None:
     served = folder.served()
     for fingerprint in _fingerprints(folder, holdings):
-        show(_table(folder, fingerprint, _of(holdings, fingerprint), served.get(fingerprint)))
+        generations = _of(holdings, fingerprint)
+        show_under(
+            _heading(folder, fingerprint, bool(generations)), _table(generations, served.get(fingerprint))
+        )
     byte_count = sum(holding.byte_count for holding in holdings.values())
     in_part = sum(holding.chunk_count - holding.whole_chunk_count for holding in holdings.values())
     use = "an instance uses it" if folder.in_use() else "no instance uses it"
@@ -147,19 +149,16 @@ def _print(folder: DiskFolder, holdings: Holdings, unreadable: int) -> None:
         tell("wrong", f"{counted(unreadable, 'record')} whose header is none", RED)
 
 
-def _table(
-    folder: DiskFolder,
-    fingerprint: bytes,
-    generations: list[tuple[int, Holding]],
-    served: set[int] | None,
-) -> Table:
-    now_s, known = time.time(), folder.models.get(fingerprint)
-    used = f", last used {age(now_s - known.last_used_s)} ago" if known and known.last_used_s else ""
-    rows = table(
-        escape(f"{model_of(folder, fingerprint)}, fingerprint {short(fingerprint)}{used}"),
-        ["generation"],
-        ["records", "chunks", "bytes", "oldest", "newest", "groups", "ranks"],
-    )
+def _heading(folder: DiskFolder, fingerprint: bytes, stored: bool) -> str:
+    known = folder.models.get(fingerprint)
+    used = f", last used {age(time.time() - known.last_used_s)} ago" if known and known.last_used_s else ""
+    nothing = "" if stored else ": nothing stored"
+    return f"{model_of(folder, fingerprint)}, fingerprint {short(fingerprint)}{used}{nothing}"
+
+
+def _table(generations: list[tuple[int, Holding]], served: set[int] | None) -> Table:
+    now_s = time.time()
+    rows = table(["generation"], ["records", "chunks", "bytes", "oldest", "newest", "groups", "ranks"])
     for generation, holding in generations:
         rows.add_row(
             written(generation, served),

@@ -21,13 +21,13 @@ from kvtide.cli.folders import (
     counted,
     print_json,
     refusing,
+    show_under,
     table,
     tell,
     tell_what_was_left_aside,
     trouble_of,
 )
 from kvtide.cli.options import NO_METAVAR
-from kvtide.cli.output import show
 from kvtide.tiers.audit import Damage, Finding, auditing, confirmed
 from kvtide.tiers.removal import drop_index, forget, held
 from kvtide.tiers.slabs import Place, slot_bytes_of
@@ -175,11 +175,11 @@ def _discard(folder: DiskFolder, verdict: Verdict) -> None:
 def _print(path: Path, verdict: Verdict) -> None:
     kinds = Counter(finding.damage for finding in verdict.findings)
     if kinds:
-        rows = table("Damaged records", ["what is wrong"], ["records"])
+        rows = table(["what is wrong"], ["records"])
         for kind in Damage:
             if kinds[kind]:
                 rows.add_row(kind.value, f"{kinds[kind]:,}")
-        show(rows)
+        show_under("Damaged records", rows)
     rate = humanised(int(verdict.byte_count / max(verdict.took_s, 1e-6)))
     took = f"{humanised(verdict.byte_count)} in {verdict.took_s:.1f} s, {rate}/s"
     tell("read", f"{counted(verdict.record_count, 'record')}, {took}")

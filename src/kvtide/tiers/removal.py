@@ -166,8 +166,18 @@ def clear_everything(folder: DiskFolder) -> None:
         # The index last, and not before that is on the disk: it says which generations are over.
         os.fsync(rank.descriptor)
         drop_index(rank)
+    forget_model(folder, "")
+
+
+def forget_model(folder: DiskFolder, fingerprint_prefix: str) -> None:
+    """Remove what is known of fingerprints that begin so.
+
+    Raises:
+        OSError: It cannot be removed.
+    """
     for fingerprint in folder.models:
-        (folder.path / FINGERPRINTS / f"{fingerprint.hex()}.json").unlink(missing_ok=True)
+        if fingerprint.hex().startswith(fingerprint_prefix):
+            (folder.path / FINGERPRINTS / f"{fingerprint.hex()}.json").unlink(missing_ok=True)
 
 
 def drop_index(rank: RankFolder) -> None:

@@ -165,6 +165,8 @@ def opened(path: Path) -> Iterator[DiskFolder]:
 def _fill(folder: DiskFolder) -> None:
     try:
         names = sorted(os.listdir(folder.path))
+    except PermissionError as error:
+        raise _not_ours(folder.path, error) from None
     except OSError as error:
         raise ConfigError("PATH", str(folder.path), f"cannot be read: {reason(error)}") from None
     for name in names:
@@ -178,12 +180,16 @@ def _fill(folder: DiskFolder) -> None:
                 folder.left_aside.append(f"{name}: not one of kvtide's")
         except PermissionError as error:
             # Half of what is there would look like all of it.
-            hint = f"cannot be read: {reason(error)}; run this as the user that runs the server"
-            raise ConfigError("PATH", str(folder.path / name), hint) from None
+            raise _not_ours(folder.path / name, error) from None
         except OSError as error:
             folder.left_aside.append(f"{name}: {reason(error)}")
     folder.ranks.sort(key=lambda one: one.rank)
     folder.left_aside += [line for rank in folder.ranks for line in rank.left_aside]
+
+
+def _not_ours(path: Path, error: PermissionError) -> ConfigError:
+    hint = f"cannot be read: {reason(error)}; run this as the user that runs the server"
+    return ConfigError("PATH", str(path), hint)
 
 
 def _what_would_do(path: Path) -> str:
