@@ -17,10 +17,11 @@ from typer.testing import CliRunner, Result
 
 from kvtide.cli import folders, verify
 from kvtide.cli.main import app
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, TierError, TierFullError, TierUnavailableError
 from kvtide.testing.tiers import DEADLINE_S, name_of, payload_of
 from kvtide.tiers import disk, removal
 from kvtide.tiers.disk import DiskTier
+from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.records import RecordIdentity, Shard
 from kvtide.tiers.removal import held
 from kvtide.tiers.slabs import ALIGNMENT, slot_bytes_of
@@ -309,9 +310,11 @@ def test_without_its_index_a_folder_is_read_by_its_slots(tmp_path: Path, how: st
     assert told["ranks"][0]["index_trouble"].startswith("index.sqlite: ")
     assert told["fingerprints"][0]["generations"][0]["records"] == 9
     assert "wrong    rank-0/index.sqlite: " in run("inspect", tmp_path).stdout
-    judged = found("verify", tmp_path, exit_code=1)
+    judged = found("verify", tmp_path, exit_code=0 if how == "gone" else 1)
     assert (judged["records"], sum(judged["damaged"].values())) == (9, 0)
-    assert found("verify", tmp_path, "--discard", exit_code=1)["discarded"] == 0
+    assert len(judged["damaged_indexes"]) == (how != "gone")
+    assert found("verify", tmp_path, "--discard", exit_code=0 if how == "gone" else 1)["discarded"] == 0
+    assert found("verify", tmp_path)["ok"] is True
     assert readable(tmp_path, range(9)) == list(range(9))
     assert found("verify", tmp_path)["ok"] is True
 
@@ -418,6 +421,30 @@ def test_where_slots_cannot_become_holes_nothing_comes_back_either(
     for path in (two_models / "rank-0").glob("index.sqlite*"):
         path.unlink()
     assert kept(two_models) == {("aa", 1): 50, ("ab", 0): 50}
+
+
+@pytest.mark.parametrize(
+    ("error", "exit_code"), [(TierFullError("full"), 0), (TierUnavailableError("malformed"), 2)]
+)
+def test_an_index_without_room_gets_some_and_a_damaged_one_is_told(
+    two_models: Path, monkeypatch: pytest.MonkeyPatch, error: TierError, exit_code: int
+) -> None:
+    plain, raised = DiskIndex.remove, []
+
+    def remove(self: DiskIndex, places: Any) -> None:
+        if not raised:
+            raised.append(error)
+            raise error
+        plain(self, places)
+
+    monkeypatch.setattr(DiskIndex, "remove", remove)
+    result = run("clear", two_models, "--fingerprint", "aa")
+    assert raised
+    assert result.exit_code == exit_code
+    if exit_code:
+        assert f"malformed; not all was removed, and kvtide verify {two_models} --discard" in result.stderr
+    else:
+        assert kept(two_models) == {("ab", 0): 50}
 
 
 def test_an_instance_goes_on_in_what_was_cleared_in_part(two_models: Path) -> None:

@@ -7,6 +7,7 @@ import contextlib
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shlex import quote
 from typing import Annotated, Any
 
 import typer
@@ -30,7 +31,7 @@ from kvtide.cli.folders import (
     written,
 )
 from kvtide.cli.options import NO_METAVAR
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, TierUnavailableError
 from kvtide.tiers.removal import Selected, Wanted, clear_everything, forget, forget_model, held, select, trim
 from kvtide.tiers.survey import DiskFolder, number_of, opened
 from kvtide.transfer.memory import humanised
@@ -146,9 +147,14 @@ def _remove(folder: DiskFolder, selected: Selected, wanted: Wanted, everything: 
     with bar("removing records", sum(map(len, selected.places.values()))) as tick:
         for rank in folder.ranks:
             places = selected.places.get(rank.rank, [])
-            if places:
+            if not places:
+                continue
+            try:
                 forget(rank, places, tick)
-                trim(rank, selected.highest)
+            except TierUnavailableError as error:
+                hint = f"kvtide verify {quote(str(folder.path))} --discard puts that right"
+                raise TierUnavailableError(f"{error}; not all was removed, and {hint}") from None
+            trim(rank, selected.highest)
     if wanted == Wanted(wanted.fingerprint_prefix):
         forget_model(folder, wanted.fingerprint_prefix)
 

@@ -21,6 +21,7 @@ from rich.table import Table
 from kvtide.cli.options import NO_METAVAR
 from kvtide.cli.output import MAX_WIDTH, WRONG, note, refuse, show
 from kvtide.errors import ConfigError, KVTideError
+from kvtide.tiers.rank_folder import RankFolder
 from kvtide.tiers.records import DOUBTFUL
 from kvtide.tiers.survey import DiskFolder, number_of
 
@@ -84,11 +85,9 @@ def tell_what_was_left_aside(folder: DiskFolder) -> None:
         note(f"left aside: and {len(folder.left_aside) - 8} more")
 
 
-def trouble_of(folder: DiskFolder) -> list[str]:
-    """Say which indexes cannot be read, once all records were listed."""
-    return [
-        f"rank-{rank.rank}/{printable(rank.index_trouble)}" for rank in folder.ranks if rank.index_trouble
-    ]
+def trouble_of(rank: RankFolder) -> str:
+    """Say what is wrong with an index, once all records were listed."""
+    return f"{rank.path.name}/{printable(rank.index_trouble or '')}"
 
 
 def printable(text: str, length: int = 200) -> str:

@@ -143,8 +143,9 @@ def _print(folder: DiskFolder, holdings: Holdings, unreadable: int) -> None:
     tell("free", f"{humanised(_free_bytes(folder))} on the file system")
     if in_part:
         tell("in part", f"{counted(in_part, 'chunk')}, not counted above: a rank's part is missing")
-    for trouble in trouble_of(folder):
-        tell("wrong", f"{trouble}: counted by slots, where discarded records may still lie", RED)
+    for rank in folder.ranks:
+        if rank.index_trouble:
+            tell("wrong", f"{trouble_of(rank)}; counted by slots, where discarded records may still lie", RED)
     if unreadable:
         tell("wrong", f"{counted(unreadable, 'record')} whose header is none", RED)
 

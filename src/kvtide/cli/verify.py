@@ -60,7 +60,7 @@ class Verdict:
         record_count: Read.
         byte_count: Of their slots.
         findings: Those that are not what was written.
-        troubles: Indexes that cannot be read.
+        damaged_indexes: Those that cannot be read, and why.
         discarded_count: Findings that were forgotten.
         took_s: Seconds.
     """
@@ -68,14 +68,14 @@ class Verdict:
     record_count: int = 0
     byte_count: int = 0
     findings: list[Finding] = field(default_factory=list)
-    troubles: list[str] = field(default_factory=list)
+    damaged_indexes: list[str] = field(default_factory=list)
     discarded_count: int = 0
     took_s: float = 0.0
 
     @property
     def clean(self) -> bool:
         """Whether all is well."""
-        return not self.findings and not self.troubles
+        return not self.findings and not self.damaged_indexes
 
 
 def verify(
@@ -125,7 +125,10 @@ def verified(folder: DiskFolder) -> Verdict:
             # For an instance that is at work, and also for one that has just ended.
             time.sleep(SETTLING_S)
             verdict.findings = list(confirmed(verdict.findings, auditor))
-    verdict.troubles, verdict.took_s = trouble_of(folder), time.monotonic() - begun_s
+    verdict.damaged_indexes = [
+        trouble_of(rank) for rank in folder.ranks if rank.index_trouble and not rank.index_gone
+    ]
+    verdict.took_s = time.monotonic() - begun_s
     return verdict
 
 
@@ -140,7 +143,7 @@ def as_plain(path: Path, verdict: Verdict) -> dict[str, Any]:
         "seconds": round(verdict.took_s, 3),
         "damaged": {kind.name.lower(): kinds[kind] for kind in Damage},
         "damaged_records": [_plain_finding(finding) for finding in verdict.findings[:LISTED]],
-        "index_troubles": verdict.troubles,
+        "damaged_indexes": verdict.damaged_indexes,
         "discarded": verdict.discarded_count,
     }
 
@@ -183,7 +186,7 @@ def _print(path: Path, verdict: Verdict) -> None:
     rate = humanised(int(verdict.byte_count / max(verdict.took_s, 1e-6)))
     took = f"{humanised(verdict.byte_count)} in {verdict.took_s:.1f} s, {rate}/s"
     tell("read", f"{counted(verdict.record_count, 'record')}, {took}")
-    for trouble in verdict.troubles:
+    for trouble in verdict.damaged_indexes:
         tell("wrong", f"{trouble}; it is made anew from the slots when an instance starts", RED)
     if verdict.clean:
         tell("fine", "everything is what was written", GREEN)

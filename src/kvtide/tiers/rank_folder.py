@@ -92,6 +92,7 @@ class RankFolder:
         slabs: By bytes of payload, as they were when it was opened.
         left_aside: What was found and not used, and why.
         index_trouble: Why records are taken from the slots instead of the index; None while they are not.
+        index_gone: Whether that is because there is none: nothing is lost with it, it is made anew.
     """
 
     def __init__(self, path: Path, rank: int) -> None:
@@ -100,6 +101,7 @@ class RankFolder:
         self.slabs: dict[int, Slab] = {}
         self.left_aside: list[str] = []
         self.index_trouble: str | None = None
+        self.index_gone = False
         self._rows: sqlite3.Connection | None = None
         try:
             for name in sorted(os.listdir(self.descriptor)):
@@ -110,6 +112,7 @@ class RankFolder:
             raise
         except (OSError, sqlite3.Error) as error:
             self.index_trouble = f"{FILE_NAME}: {reason(error)}"
+            self.index_gone = isinstance(error, FileNotFoundError)
 
     @property
     def slab_bytes(self) -> int:
@@ -138,7 +141,8 @@ class RankFolder:
         if self._rows is None:
             return None
         try:
-            return int(self._rows.execute("SELECT count(*) FROM records").fetchone()[0])
+            ((count,),) = _asked(self._rows, "SELECT count(*) FROM records")
+            return int(count)
         except sqlite3.Error as error:
             self._give_up_index(error)
             return None
@@ -153,7 +157,7 @@ class RankFolder:
             return set()
         running, served = self.in_use(), set()
         with contextlib.suppress(sqlite3.Error):  # then it is not known
-            for fingerprint, packed in self._rows.execute("SELECT fingerprint, generation FROM owners"):
+            for fingerprint, packed in _asked(self._rows, "SELECT fingerprint, generation FROM owners"):
                 if isinstance(fingerprint, bytes) and isinstance(packed, bytes):
                     generation = int.from_bytes(packed, "big")
                     served.add((fingerprint, generation if running else served_generation(generation)))
@@ -185,14 +189,15 @@ class RankFolder:
         if self._rows is None:
             return None
         try:
-            row = self._rows.execute(
+            found = _asked(
+                self._rows,
                 "SELECT header FROM records WHERE payload_bytes = ? AND slot = ?",
                 (place.payload_bytes, place.slot),
-            ).fetchone()
+            )
         except sqlite3.Error as error:
             self._give_up_index(error)
             return None
-        return bytes(row[0]) if row is not None and isinstance(row[0], bytes) else None
+        return found[0][0] if found and isinstance(found[0][0], bytes) else None
 
     def open(self, name: str, flags: int) -> int:
         """Open one of its files, and nothing that only looks like one: the descriptor is the caller's.
@@ -248,8 +253,8 @@ class RankFolder:
         rows = sqlite3.connect(f"{(self.path / FILE_NAME).as_uri()}?{how}", uri=True, isolation_level=None)
         rows.text_factory = bytes  # whatever somebody put there
         # Nothing of a schema that is not ours is run.
-        rows.execute("PRAGMA trusted_schema = OFF")
         try:
+            _asked(rows, "PRAGMA trusted_schema = OFF")
             _check_tables(rows)
         except sqlite3.Error:
             rows.close()
@@ -267,12 +272,13 @@ class RankFolder:
 
     def _page(self, after: tuple[int, int]) -> list[tuple[int, int, Any]]:
         assert self._rows is not None
-        return self._rows.execute(
+        return _asked(
+            self._rows,
             "SELECT payload_bytes, slot, header FROM records WHERE (payload_bytes, slot) > (?, ?)"
             " AND typeof(payload_bytes) = 'integer' AND typeof(slot) = 'integer'"
             " ORDER BY payload_bytes, slot LIMIT ?",
             (*after, ROWS_PER_PAGE),
-        ).fetchall()
+        )
 
     def _give_up_index(self, error: sqlite3.Error) -> None:
         self.index_trouble = f"{FILE_NAME}: {reason(error)}"
@@ -298,18 +304,30 @@ class RankFolder:
                 os.close(descriptor)
 
 
+def _asked(rows: sqlite3.Connection, statement: str, values: tuple[int, ...] = ()) -> list[Any]:
+    """Ask an index.
+
+    Raises:
+        sqlite3.Error: It is damaged.
+    """
+    try:
+        return rows.execute(statement, values).fetchall()
+    except UnicodeDecodeError:  # what SQLite says of a damaged file may quote it
+        raise sqlite3.DatabaseError("it is damaged") from None
+
+
 def _check_tables(rows: sqlite3.Connection) -> None:
     """See that the tables are ours, and are tables.
 
     Raises:
         sqlite3.Error: They are not.
     """
-    (version,) = rows.execute("PRAGMA user_version").fetchone()
+    ((version,),) = _asked(rows, "PRAGMA user_version")
     if version != VERSION:
         raise sqlite3.DatabaseError(f"tables of version {version}, where {VERSION} is known")
-    (plain,) = rows.execute(
-        "SELECT count(*) FROM sqlite_schema WHERE name = 'records' AND type = 'table' AND rootpage > 0"
-    ).fetchone()
+    ((plain,),) = _asked(
+        rows, "SELECT count(*) FROM sqlite_schema WHERE name = 'records' AND type = 'table' AND rootpage > 0"
+    )
     if not plain:
         raise sqlite3.DatabaseError("there is no table of records")
 

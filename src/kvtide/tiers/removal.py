@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, TierFullError
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.holes import punched
 from kvtide.tiers.rank_folder import INDEX_NAMES, RankFolder, reason
@@ -114,7 +114,7 @@ def forget(rank: RankFolder, places: Sequence[Place], tick: Callable[[int], None
         tick: Told how many have gone since it was last told.
 
     Raises:
-        TierUnavailableError: The index cannot be changed.
+        TierError: The index cannot be changed.
         OSError: A slab cannot be.
     """
     rank.close_index()
@@ -123,7 +123,11 @@ def forget(rank: RankFolder, places: Sequence[Place], tick: Callable[[int], None
         for first in range(0, len(places), PLACES_PER_STEP):
             step = places[first : first + PLACES_PER_STEP]
             if index is not None:
-                index.remove(step)
+                try:
+                    index.remove(step)
+                except TierFullError:  # the slots make room for it
+                    _empty(rank, step)
+                    index.remove(step)
             _empty(rank, step)
             tick(len(step))
     finally:
