@@ -216,6 +216,28 @@ def test_rows_that_name_the_wrong_slots_serve_nothing_wrong(tmp_path: Path) -> N
     again.close()
 
 
+def test_a_write_that_is_under_way_at_a_reset_is_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = opened(tmp_path, IDENTITY, 4 * SLOT_BYTES)
+    plain = slabs.Slabs.write
+
+    def meanwhile(self: slabs.Slabs, place: Place, header: bytes, payload: memoryview) -> None:
+        tier.begin_generation(trusted=True)
+        plain(self, place, header, payload)
+
+    monkeypatch.setattr(slabs.Slabs, "write", meanwhile)
+    write(tier, 1)
+    monkeypatch.undo()
+    assert (read(tier, 1), tier.used_bytes, list(tier.inventory())) == (None, 0, [])
+    for number in range(2, 6):  # and its slot comes free
+        write(tier, number)
+    tier.close()
+    again = opened(tmp_path, IDENTITY, 4 * SLOT_BYTES)
+    assert numbers_in(again) == [2, 3, 4, 5]
+    again.close()
+
+
 # -- several models in one folder -------------------------------------------------------------------------
 
 

@@ -116,15 +116,20 @@ class DiskIndex:
         return latest(int.from_bytes(known[owner], "big") for owner in owners)
 
     def set_generation(self, owners: Collection[int], generation: int) -> None:
-        """Remember a generation.
+        """Remember a generation, whatever happens.
 
         Raises:
             TierError: The file cannot be written.
         """
-        self._run(
-            "UPDATE owners SET generation = ? WHERE number = ?",
-            [(_packed(generation), owner) for owner in owners],
-        )
+        # A row that is lost with the power costs a record; a reset that is lost would serve many.
+        self._run("PRAGMA synchronous = FULL", [()])
+        try:
+            self._run(
+                "UPDATE owners SET generation = ? WHERE number = ?",
+                [(_packed(generation), owner) for owner in owners],
+            )
+        finally:
+            self._run("PRAGMA synchronous = NORMAL", [()])
 
     def set_facts(self, facts: dict[str, bytes]) -> None:
         """Remember what readers in other processes want to know."""
