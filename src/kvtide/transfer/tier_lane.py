@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 FULL_REST_S = 30.0
 """After which a full medium is tried again though nothing was discarded: others may have made room."""
 
+ROOM_TOLD_S = 30.0
+"""So long it has not been full when that is told: a tier at its limit is full now and then."""
+
 DISCARDS_AT_ONCE = 256
 
 SIZES_REST_S = 5.0
@@ -91,6 +94,7 @@ class TierLane(Lane):
         self._generations_begun = 0
         self._again_s = 0.0  # when what failed and has to happen is tried again
         self._late_jobs: set[JobId] = set()
+        self._full_s = 0.0
         self._full_until_s: float | None = None
         self._full_told = self._out_told = False
         self._sizes = (0, 0)  # capacity and use, as a thread last saw them
@@ -314,7 +318,7 @@ class TierLane(Lane):
         """Tell the breaker; a miss or a damaged record is no trouble of the medium."""
         now_s = time.monotonic()
         if trouble == FULL:
-            self._full_until_s = now_s + FULL_REST_S
+            self._full_s, self._full_until_s = now_s, now_s + FULL_REST_S
             self._books.fail_waiting(FULL, directions=[TierDirection.WRITE])
             if not self._full_told:
                 logger.warning("%s is full: writes are skipped until there is room", self.name)
@@ -323,7 +327,7 @@ class TierLane(Lane):
             self._breaker.failed(now_s)
         elif not call.late and call.kind not in (Kind.DISCARD, Kind.SIZES):  # whose trouble is not told
             self._breaker.succeeded()
-            if call.kind is Kind.WRITE and self._full_told:
+            if call.kind is Kind.WRITE and self._full_told and call.began_s >= self._full_s + ROOM_TOLD_S:
                 logger.warning("%s has room again", self.name)
                 self._full_told = False
 
