@@ -191,8 +191,9 @@ def test_trouble_in_a_row_leaves_the_tier_out_and_it_comes_back() -> None:
 
 
 def test_a_full_medium_closes_the_door_for_writes_alone_until_something_is_discarded(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tier_lane, "ROOM_TOLD_S", 0.0)
     tier = FaultyTier(MemoryTier(IDENTITY), {TierCall.WRITE: {1, 2}}, lambda: TierFullError("full"))
     with lane_of(tier, thread_count=1) as lane:
         lane.submit(JobId(1), WRITE, written(1, 2, 3))
@@ -208,6 +209,17 @@ def test_a_full_medium_closes_the_door_for_writes_alone_until_something_is_disca
         assert lane.state().takes_writes
     assert caplog.text.count("is full: writes are skipped") == 1
     assert caplog.text.count("has room again") == 1
+
+
+def test_a_medium_that_is_full_now_and_then_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    tier = FaultyTier(MemoryTier(IDENTITY), {TierCall.WRITE: range(0, 20, 2)}, lambda: TierFullError("full"))
+    with lane_of(tier, thread_count=1) as lane:
+        for job in range(20):
+            lane.discard([name_of(99).key])
+            lane.submit(JobId(job), WRITE, written(job))
+            assert outcomes(lane, 1)[job].fates == bytes([DONE if job % 2 else FAILED])
+    assert caplog.text.count("is full: writes are skipped") == 1
+    assert caplog.text.count("has room again") == 0
 
 
 def test_a_full_medium_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,6 +248,15 @@ def test_what_is_forgotten_is_forgotten_before_it_is_written_anew() -> None:
         assert outcomes(lane, 1)[2].fates == bytes([DONE])
         lane.submit(JobId(4), READ, empty(1))
         assert outcomes(lane, 1)[4].fates == bytes([DONE])
+
+
+def test_how_full_it_is_is_asked_again_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_lane, "SIZES_REST_S", 0.02)
+    tier = MemoryTier(IDENTITY, limit_bytes=1000)
+    with lane_of(tier) as lane:
+        assert lane.state().capacity_bytes == 1000
+        tier._limit_bytes = 2000
+        until(lambda: lane.state().capacity_bytes == 2000)
 
 
 def test_a_damaged_record_is_gone() -> None:

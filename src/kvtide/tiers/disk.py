@@ -11,10 +11,11 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
-from kvtide.errors import CorruptRecordError, TierError, TierFullError, TierUnavailableError
+from kvtide.errors import ConfigError, CorruptRecordError, TierError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey
-from kvtide.tiers.base import PrivateTier, Written
+from kvtide.tiers.base import PrivateTier, TierPlace, Written
 from kvtide.tiers.disk_folder import FolderLock, folder_of_rank
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.disk_opening import opened
@@ -76,6 +77,16 @@ class DiskTier(PrivateTier):
         self._index: DiskIndex
         self._owners: frozenset[int] = frozenset()
         self._opened = False
+
+    @classmethod
+    def build(cls, place: TierPlace) -> Self:
+        """From ``{"folder": path}``, and if need be ``reserve_bytes`` and ``direct``."""
+        known = {"folder", "reserve_bytes", "direct"}
+        if "folder" not in place.options or not place.options.keys() <= known:
+            raise ConfigError("tiers.options", dict(place.options), f"folder is needed, of {sorted(known)}")
+        options = {name: value for name, value in place.options.items() if name != "folder"}
+        folder = Path(place.options["folder"])
+        return cls(folder, place.identity, place.limit_bytes, rank=place.rank, **options)
 
     def open(self) -> None:
         slabs = Slabs(self._folder, self._limit_bytes, self._reserve_bytes, self._direct)

@@ -6,6 +6,8 @@ read proves itself, and a file that cannot be read at all is made anew from the 
 rows of several fingerprints; does not know which of them are served.
 """
 
+import contextlib
+import functools
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,6 +22,9 @@ from kvtide.tiers.slabs import Place
 FILE_NAME = "index.sqlite"
 VERSION = 2
 """Of the tables; a file of another one is made anew."""
+
+SQL_ERRORS = (sqlite3.Error, ValueError, OverflowError)
+"""What comes out of a file that may be damaged; its messages quote it and need not be text."""
 
 ROWS_AT_ONCE = 4096
 """Read under one hold of the lock, so that writes go on between."""
@@ -77,7 +82,7 @@ class DiskIndex:
             self._rows = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
             self._rows.text_factory = bytes
             self._prepare()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *SQL_ERRORS) as error:
             raise TierUnavailableError(f"{self._path}: {error}") from None
 
     def owner_of(self, fingerprint: bytes, shard: Shard) -> int:
@@ -94,9 +99,9 @@ class DiskIndex:
                 [(*named, _packed(0))],
             )
             found = self._all("SELECT number FROM owners WHERE fingerprint = ? AND shard = ?", named)
-            if len(found) != 1:
+            if len(found) != 1 or type(found[0][0]) is not int:
                 raise TierUnavailableError(f"{self._path}: is damaged")
-            known = self._owners[fingerprint, shard] = int(found[0][0])
+            known = self._owners[fingerprint, shard] = found[0][0]
         return known
 
     def generation_of(self, owners: Collection[int]) -> int:
@@ -111,15 +116,20 @@ class DiskIndex:
         return latest(int.from_bytes(known[owner], "big") for owner in owners)
 
     def set_generation(self, owners: Collection[int], generation: int) -> None:
-        """Remember a generation.
+        """Remember a generation, whatever happens.
 
         Raises:
             TierError: The file cannot be written.
         """
-        self._run(
-            "UPDATE owners SET generation = ? WHERE number = ?",
-            [(_packed(generation), owner) for owner in owners],
-        )
+        # A row that is lost with the power costs a record; a reset that is lost would serve many.
+        self._run("PRAGMA synchronous = FULL", [()])
+        try:
+            self._run(
+                "UPDATE owners SET generation = ? WHERE number = ?",
+                [(_packed(generation), owner) for owner in owners],
+            )
+        finally:
+            self._run("PRAGMA synchronous = NORMAL", [()])
 
     def set_facts(self, facts: dict[str, bytes]) -> None:
         """Remember what readers in other processes want to know."""
@@ -188,6 +198,11 @@ class DiskIndex:
         if tables and version != VERSION:
             raise TierUnavailableError(f"{self._path}: tables of version {version}, where {VERSION} is known")
         self._rows.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
+        if not _tables_of(self._rows) <= _known_tables():
+            raise TierUnavailableError(f"{self._path}: tables that are not ours")
+        (answer,) = self._rows.execute("PRAGMA quick_check(1)").fetchone()
+        if answer != b"ok":
+            raise TierUnavailableError(f"{self._path}: {answer.decode(errors='replace')}")
 
     def _row(self, place: Place, header: RecordHeader) -> tuple[object, ...]:
         return (
@@ -224,7 +239,7 @@ class DiskIndex:
         with self._lock:
             try:
                 return self._rows.execute(statement, values).fetchall()
-            except (sqlite3.Error, OverflowError) as error:
+            except SQL_ERRORS as error:
                 raise TierUnavailableError(f"{self._path}: {error}") from None
 
     def _run(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
@@ -237,14 +252,27 @@ class DiskIndex:
                 with self._rows:
                     self._rows.execute("BEGIN")
                     self._rows.executemany(statement, rows)
-            except sqlite3.Error as error:
+            except SQL_ERRORS as error:
                 raise _told(self._path, error) from None
+
+
+def _tables_of(rows: sqlite3.Connection) -> set[Any]:
+    return {text for (text,) in rows.execute("SELECT sql FROM sqlite_schema WHERE sql NOT NULL")}
+
+
+@functools.cache
+def _known_tables() -> set[Any]:
+    """As SQLite notes them down; a flipped bit there is a column of another name."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as rows:
+        rows.text_factory = bytes
+        rows.executescript(f"{_TABLES} {_BY_KEY};")
+        return _tables_of(rows)
 
 
 def _packed(generation: int) -> bytes:
     return generation.to_bytes(8, "big")
 
 
-def _told(path: Path, error: sqlite3.Error) -> TierError:
+def _told(path: Path, error: Exception) -> TierError:
     full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return (TierFullError if full else TierUnavailableError)(f"{path}: {error}")

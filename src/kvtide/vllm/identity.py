@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from kvtide.errors import ConfigError
-from kvtide.geometry import KVGeometry
+from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
+from kvtide.spec_tiers import TierIdentity
 from kvtide.tiers.fingerprint import Fingerprint, weights_digest
-from kvtide.tiers.records import FORMAT_VERSION
+from kvtide.tiers.records import FORMAT_VERSION, Shard
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SEEDED_ALGORITHMS = ("sha256", "sha256_cbor")
 """Hashes with a seed that vLLM fixes by itself; of others each process draws its own."""
+
+LATENTS = (GroupKind.MLA_ATTENTION, GroupKind.SLIDING_WINDOW_MLA)
 
 NOT_OF_THE_BYTES = {"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"}
 """Values of a model's configuration that say where it came from, or stand under another name here."""
@@ -66,6 +69,53 @@ def fingerprint_of(
             ],
         }
     )
+
+
+def tier_identity_of(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", geometry: KVGeometry
+) -> TierIdentity:
+    """Say whose bytes this rank writes below host memory.
+
+    Raises:
+        ConfigError: As ``fingerprint_of``.
+    """
+    return TierIdentity(
+        vllm_config.parallel_config.rank,
+        fingerprint_of(vllm_config, kv_cache_config, geometry),
+        vllm_config.model_config.model,
+        tuple(shards_of(vllm_config, geometry, rank) for rank in range(geometry.shard_count)),
+    )
+
+
+def shards_of(vllm_config: "VllmConfig", geometry: KVGeometry, rank: int) -> tuple[Shard, ...]:
+    """Say, per group, which part of each chunk a rank holds: the same as others with identical bytes.
+
+    Bytes are identical where latents are kept, which each rank computes, and where there are more ranks than
+    KV heads; with decode-context parallelism neighbours among those have other tokens.
+    """
+    parallel = vllm_config.parallel_config
+    ranks, token_shards = parallel.tensor_parallel_size, parallel.decode_context_parallel_size
+    stage, place = divmod(rank, ranks)
+    found = []
+    for group in geometry.groups:
+        parts = _parts_of(vllm_config, geometry, group)
+        count = min(ranks, parts * token_shards)
+        index = place if count == ranks else place // (ranks // parts) * token_shards + place % token_shards
+        found.append(Shard(stage * count + index, parallel.pipeline_parallel_size * count))
+    return tuple(found)
+
+
+def _parts_of(vllm_config: "VllmConfig", geometry: KVGeometry, group: GroupGeometry) -> int:
+    """Into how many parts the ranks of a stage divide what is kept of a token."""
+    ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+    if group.kind in LATENTS:
+        return 1
+    heads = int(vllm_config.model_config.get_total_num_kv_heads())
+    # Where layers may differ in heads, each rank is taken to have bytes of its own.
+    alike = geometry.is_one_prefix and vllm_config.speculative_config is None
+    if alike and group.kind is GroupKind.FULL_ATTENTION and 0 < heads < ranks and ranks % heads == 0:
+        return heads
+    return ranks
 
 
 def weights_of(model: "ModelConfig") -> str:
