@@ -2,9 +2,9 @@
 
     python tests/engine/two_ranks.py MODEL POOL_BLOCKS [SETTINGS [OPTIONS]]
 
-SETTINGS are kvtide's, OPTIONS vLLM's, as JSON. With a disk
-requests wait for it, however fast they would compute. Each prompt is asked twice in a row (the second answer comes out of the engine's own cache) and once more when
-the others have pushed it out.
+SETTINGS are kvtide's, OPTIONS vLLM's, as JSON. With a disk requests wait for it, however fast they would
+compute. Each prompt is asked twice in a row (the second answer comes out of the engine's own cache) and once
+more when the others have pushed it out.
 """
 
 import json
