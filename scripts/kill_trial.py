@@ -83,6 +83,7 @@ def churn(tier: DiskTier, said: Any, seed: int, thread: int, turns: int | None =
 def victim(folder: Path, said: Any, seed: int) -> None:
     """Write until somebody kills us."""
     tier = DiskTier(folder, IDENTITY, LIMIT_BYTES)
+    tier.open()
     for number in range(KEYS):
         # What came through the last kill need not be written again.
         said[number] = KEPT if tier.contains([name_of(number).key], DEADLINE_S)[0] else GONE

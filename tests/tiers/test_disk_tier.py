@@ -35,6 +35,12 @@ class TestDiskTierThroughThePageCache(TestDiskTier):
         return DiskTier(place, identity, 64 << 20, direct=False)
 
 
+def opened(folder: Path, *args: Any, **options: Any) -> DiskTier:
+    tier = DiskTier(folder, *args, **options)
+    tier.open()
+    return tier
+
+
 def overwrite(tier: DiskTier, key: OffloadKey, offset: int, content: bytes) -> None:
     place = tier._entries[key]
     with (tier._folder / f"slab-{place.payload_bytes}").open("r+b") as file:
@@ -53,7 +59,7 @@ def read(tier: DiskTier, number: int) -> bytearray | None:
 
 
 def test_memory_that_direct_io_can_use_is_used_as_it_is(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 1 << 20)
+    tier = opened(tmp_path, IDENTITY, 1 << 20)
     memory = np.zeros(3 * PAYLOAD_BYTES, dtype=np.uint8)
     at = -memory.ctypes.data % ALIGNMENT
     straight, crooked = memory[at : at + PAYLOAD_BYTES], memory[at + 9 : at + 9 + PAYLOAD_BYTES]
@@ -69,7 +75,7 @@ def test_memory_that_direct_io_can_use_is_used_as_it_is(tmp_path: Path) -> None:
 
 def test_the_limit_holds_and_what_is_discarded_makes_room(tmp_path: Path) -> None:
     limit_bytes = 10 * SLOT_BYTES + 100
-    tier = DiskTier(tmp_path, IDENTITY, limit_bytes)
+    tier = opened(tmp_path, IDENTITY, limit_bytes)
     for number in range(10):
         write(tier, number)
     with pytest.raises(TierFullError, match=f"of {limit_bytes} bytes are used"):
@@ -79,26 +85,26 @@ def test_the_limit_holds_and_what_is_discarded_makes_room(tmp_path: Path) -> Non
     tier.discard([name_of(3).key])
     write(tier, 12)
     on_disk = sum(path.stat().st_size for path in tmp_path.rglob("slab-*"))
-    assert on_disk == tier.used_bytes <= limit_bytes
+    assert on_disk == tier._slabs.allocated_bytes <= limit_bytes
     assert [number for number in range(13) if read(tier, number)] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 12]
     tier.close()
 
 
 def test_the_limit_counts_what_was_there_before_a_restart(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 10 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, 10 * SLOT_BYTES)
     for number in range(10):
         write(tier, number)
     tier.close()
-    again = DiskTier(tmp_path, IDENTITY, 10 * SLOT_BYTES)
+    again = opened(tmp_path, IDENTITY, 10 * SLOT_BYTES)
     with pytest.raises(TierFullError):
         write(again, 10)
-    assert again.used_bytes == 10 * SLOT_BYTES
+    assert again._slabs.allocated_bytes == 10 * SLOT_BYTES
     again.close()
 
 
 def test_free_space_that_is_reserved_stays_free(tmp_path: Path) -> None:
     status = os.statvfs(tmp_path)
-    tier = DiskTier(tmp_path, IDENTITY, 1 << 40, reserve_bytes=status.f_bavail * status.f_frsize + (1 << 30))
+    tier = opened(tmp_path, IDENTITY, 1 << 40, reserve_bytes=status.f_bavail * status.f_frsize + (1 << 30))
     with pytest.raises(TierFullError, match="stay free on the file system"):
         write(tier, 1)
     assert tier.used_bytes == 0
@@ -107,7 +113,7 @@ def test_free_space_that_is_reserved_stays_free(tmp_path: Path) -> None:
 
 def test_nobody_else_may_read_what_is_there(tmp_path: Path) -> None:
     folder = tmp_path / "kv"
-    tier = DiskTier(folder, IDENTITY, 1 << 20)
+    tier = opened(folder, IDENTITY, 1 << 20)
     write(tier, 1)
     modes = {path: path.stat().st_mode & 0o777 for path in (folder, *folder.rglob("*"))}
     assert set(modes.values()) == {0o600, 0o700}, modes
@@ -116,17 +122,17 @@ def test_nobody_else_may_read_what_is_there(tmp_path: Path) -> None:
 
 
 def test_a_second_instance_is_refused_by_the_folder_s_name(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 1 << 20)
+    tier = opened(tmp_path, IDENTITY, 1 << 20)
     with pytest.raises(ConfigError, match=r"disk = '.*': another instance uses this folder"):
         DiskTier(tmp_path, IDENTITY, 1 << 20)
     tier.close()
-    DiskTier(tmp_path, IDENTITY, 1 << 20).close()
+    opened(tmp_path, IDENTITY, 1 << 20).close()
 
 
 def test_a_slot_that_is_read_is_not_written_before_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 2 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, 2 * SLOT_BYTES)
     write(tier, 1)
     taken: list[Place] = []
     plain = slabs.Slabs.read
@@ -149,14 +155,14 @@ def test_a_slot_that_is_read_is_not_written_before_that_has_ended(
 
 
 def test_old_generations_make_room_bit_by_bit_and_stay_away_after_a_restart(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 100 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, 100 * SLOT_BYTES)
     for number in range(100):
         write(tier, number)
     tier.begin_generation(trusted=True)
     for number in range(50):
         write(tier, 1000 + number)
     tier.close()
-    again = DiskTier(tmp_path, IDENTITY, 100 * SLOT_BYTES)
+    again = opened(tmp_path, IDENTITY, 100 * SLOT_BYTES)
     assert again.generation == 1
     assert sorted(header.name.chunk_index for header in again.inventory()) == list(range(1000, 1050))
     assert [read(again, number) for number in range(100)] == [None] * 100
@@ -167,7 +173,7 @@ def test_old_generations_make_room_bit_by_bit_and_stay_away_after_a_restart(tmp_
 
 @pytest.mark.parametrize("how", ["gone", "garbage", "torn", "another schema"])
 def test_a_lost_index_is_made_anew_from_the_records(tmp_path: Path, how: str) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 1 << 20)
+    tier = opened(tmp_path, IDENTITY, 1 << 20)
     tier.begin_generation(trusted=True)
     for number in range(6):
         write(tier, number)
@@ -184,14 +190,14 @@ def test_a_lost_index_is_made_anew_from_the_records(tmp_path: Path, how: str) ->
         with sqlite3.connect(index) as rows:
             rows.execute("DROP TABLE records")
             rows.execute("CREATE TABLE records (other TEXT)")
-    again = DiskTier(tmp_path, IDENTITY, 1 << 20)
+    again = opened(tmp_path, IDENTITY, 1 << 20)
     assert again.generation == 1
     assert [read(again, number) for number in range(6)] == [payload_of(number) for number in range(6)]
     again.close()
 
 
 def test_rows_that_name_the_wrong_slots_serve_nothing_wrong(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 1 << 20)
+    tier = opened(tmp_path, IDENTITY, 1 << 20)
     for number in range(4):
         write(tier, number)
     folder = tier._folder
@@ -201,7 +207,7 @@ def test_rows_that_name_the_wrong_slots_serve_nothing_wrong(tmp_path: Path) -> N
         for slot, header in enumerate(reversed(headers)):
             rows.execute("UPDATE records SET header = ? WHERE slot = ?", (header, slot))
         rows.execute("UPDATE records SET slot = 900 WHERE slot = 3")
-    again = DiskTier(tmp_path, IDENTITY, 1 << 20)
+    again = opened(tmp_path, IDENTITY, 1 << 20)
     for number in range(4):
         try:
             assert read(again, number) in (None, payload_of(number))
@@ -211,7 +217,7 @@ def test_rows_that_name_the_wrong_slots_serve_nothing_wrong(tmp_path: Path) -> N
 
 
 def test_every_bit_of_a_record_on_disk_is_covered(tmp_path: Path) -> None:
-    tier = DiskTier(tmp_path, IDENTITY, 1 << 20)
+    tier = opened(tmp_path, IDENTITY, 1 << 20)
     places = [*range(0, HEADER_BYTES, 5), *range(ALIGNMENT, ALIGNMENT + PAYLOAD_BYTES, 401)]
     for at in places:
         write(tier, 1)
@@ -221,4 +227,182 @@ def test_every_bit_of_a_record_on_disk_is_covered(tmp_path: Path) -> None:
         overwrite(tier, name_of(1).key, at, bytes([byte ^ 1 << at % 8]))
         with pytest.raises(CorruptRecordError):
             read(tier, 1)
+    tier.close()
+
+
+# -- several models in one folder -------------------------------------------------------------------------
+
+
+OTHER = RecordIdentity(b"\x07" * 32)
+THIRD = RecordIdentity(b"\x08" * 32)
+
+
+def numbers_in(tier: DiskTier, count: int = 100) -> list[int]:
+    return [number for number in range(count) if read(tier, number) == payload_of(number)]
+
+
+def fill(folder: Path, identity: RecordIdentity, numbers: range, limit_bytes: int) -> None:
+    tier = opened(folder, identity, limit_bytes)
+    for number in numbers:
+        write(tier, number)
+    tier.close()
+
+
+def kept(folder: Path, identity: RecordIdentity, limit_bytes: int) -> list[int]:
+    tier = opened(folder, identity, limit_bytes)
+    found = numbers_in(tier)
+    assert sorted(header.name.chunk_index for header in tier.inventory()) == found
+    tier.close()
+    return found
+
+
+def test_what_another_model_has_written_stays_for_it_while_there_is_room(tmp_path: Path) -> None:
+    fill(tmp_path, IDENTITY, range(5), 1 << 20)
+    fill(tmp_path, OTHER, range(3, 9), 1 << 20)
+    assert kept(tmp_path, IDENTITY, 1 << 20) == [0, 1, 2, 3, 4]
+    assert kept(tmp_path, OTHER, 1 << 20) == [3, 4, 5, 6, 7, 8]
+
+
+def test_slots_of_other_models_are_used_when_there_are_no_others_the_oldest_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes = 12 * SLOT_BYTES
+    for at_s, identity, numbers in ((100, OTHER, range(4)), (50, THIRD, range(4, 8))):
+        monkeypatch.setattr("time.time", lambda at_s=at_s: at_s)
+        fill(tmp_path, identity, numbers, limit_bytes)
+    monkeypatch.undo()
+    fill(tmp_path, IDENTITY, range(20, 24), limit_bytes)  # there was room
+    assert kept(tmp_path, THIRD, limit_bytes) == [4, 5, 6, 7]
+    fill(tmp_path, IDENTITY, range(24, 26), limit_bytes)
+    assert len(kept(tmp_path, THIRD, limit_bytes)) == 2
+    assert kept(tmp_path, OTHER, limit_bytes) == [0, 1, 2, 3]
+    tier = opened(tmp_path, IDENTITY, limit_bytes)
+    for number in range(30, 36):
+        write(tier, number)
+    with pytest.raises(TierFullError):
+        write(tier, 36)
+    assert numbers_in(tier) == [*range(20, 26), *range(30, 36)]
+    tier.close()
+    assert kept(tmp_path, OTHER, limit_bytes) == kept(tmp_path, THIRD, limit_bytes) == []
+
+
+def test_each_model_has_its_own_generation(tmp_path: Path) -> None:
+    fill(tmp_path, IDENTITY, range(3), 1 << 20)
+    fill(tmp_path, OTHER, range(3), 1 << 20)
+    tier = opened(tmp_path, IDENTITY, 1 << 20)
+    tier.begin_generation(trusted=True)
+    write(tier, 5)
+    tier.close()
+    assert kept(tmp_path, OTHER, 1 << 20) == [0, 1, 2]
+    assert kept(tmp_path, IDENTITY, 1 << 20) == [5]
+
+
+def test_a_lost_index_is_made_anew_for_every_model_with_its_generation(tmp_path: Path) -> None:
+    fill(tmp_path, IDENTITY, range(3), 1 << 20)
+    tier = opened(tmp_path, OTHER, 1 << 20)
+    write(tier, 1)
+    tier.begin_generation(trusted=True)
+    write(tier, 2)
+    tier.begin_generation()
+    write(tier, 3)
+    tier.close()
+    (tmp_path / "rank-0" / "index.sqlite").unlink()
+    assert kept(tmp_path, IDENTITY, 1 << 20) == [0, 1, 2]
+    assert kept(tmp_path, OTHER, 1 << 20) == []
+    fill(tmp_path, OTHER, range(4, 6), 1 << 20)
+    assert kept(tmp_path, OTHER, 1 << 20) == [4, 5]
+
+
+# -- room -------------------------------------------------------------------------------------------------
+
+
+SMALL_BYTES = 100
+
+
+def blocks_bytes(folder: Path) -> int:
+    """What the files take on the file system, without the blocks in which it notes where they are."""
+    taken = [path.stat().st_blocks * 512 for path in folder.rglob("slab-*")]
+    return sum(taken) - len(taken) * ALIGNMENT
+
+
+def test_free_slots_of_one_size_make_room_for_another_and_back(tmp_path: Path) -> None:
+    limit_bytes = 6 * SLOT_BYTES
+    small_count = limit_bytes // (2 * ALIGNMENT)
+    tier = opened(tmp_path, IDENTITY, limit_bytes)
+    for turn in range(3):
+        for number in range(6):
+            write(tier, number)
+        with pytest.raises(TierFullError):
+            write(tier, 99, SMALL_BYTES)
+        tier.discard([name_of(number).key for number in range(6)])
+        for number in range(small_count):
+            write(tier, 1000 * turn + number, SMALL_BYTES)
+        with pytest.raises(TierFullError):
+            write(tier, 99)
+        assert blocks_bytes(tmp_path) <= tier._slabs.allocated_bytes <= limit_bytes
+        tier.discard([name_of(1000 * turn + number).key for number in range(small_count)])
+    write(tier, 7)
+    assert read(tier, 7) == payload_of(7)
+    tier.close()
+    again = opened(tmp_path, IDENTITY, limit_bytes)
+    assert numbers_in(again) == [7]
+    for number in range(10, 15):
+        write(again, number)
+    assert numbers_in(again) == [7, 10, 11, 12, 13, 14]
+    again.close()
+
+
+def test_a_large_record_takes_the_room_of_as_many_small_ones_of_another_model(tmp_path: Path) -> None:
+    limit_bytes = 6 * SLOT_BYTES
+    tier = opened(tmp_path, OTHER, limit_bytes)
+    for number in range(limit_bytes // (2 * ALIGNMENT)):
+        write(tier, number, SMALL_BYTES)
+    tier.close()
+    fill(tmp_path, IDENTITY, range(6), limit_bytes)
+    assert kept(tmp_path, IDENTITY, limit_bytes) == [0, 1, 2, 3, 4, 5]
+
+
+def test_without_holes_in_files_a_size_has_what_it_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slabs, "punched", lambda *_: False)
+    tier = opened(tmp_path, IDENTITY, 2 * SLOT_BYTES)
+    write(tier, 1)
+    write(tier, 2)
+    tier.discard([name_of(1).key])
+    with pytest.raises(TierFullError):
+        write(tier, 3, SMALL_BYTES)
+    write(tier, 4)
+    assert numbers_in(tier) == [2, 4]
+    tier.close()
+
+
+def test_what_was_free_goes_back_to_the_file_system_at_a_start(tmp_path: Path) -> None:
+    tier = opened(tmp_path, IDENTITY, 64 * SLOT_BYTES)
+    for number in range(32):
+        write(tier, number)
+    tier.discard([name_of(number).key for number in range(0, 32, 2)])
+    tier.close()
+    again = opened(tmp_path, IDENTITY, 64 * SLOT_BYTES)
+    assert blocks_bytes(tmp_path) <= 16 * SLOT_BYTES == again._slabs.allocated_bytes
+    assert numbers_in(again) == list(range(1, 32, 2))
+    again.close()
+
+
+def test_what_it_could_hold_is_what_there_was_room_for_until_it_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit_bytes = 64 * SLOT_BYTES
+    tier = opened(tmp_path, IDENTITY, limit_bytes)
+    assert tier.capacity_bytes == limit_bytes
+    for number in range(3):
+        write(tier, number)
+    tier._slabs._reserve_bytes = 1 << 60  # as if others had filled the file system
+    with pytest.raises(TierFullError, match="stay free on the file system"):
+        write(tier, 3)
+    assert tier.capacity_bytes == tier._slabs.allocated_bytes < limit_bytes
+    tier._slabs._reserve_bytes = 0
+    monkeypatch.setattr(slabs, "SHORT_REST_S", 0.0)
+    write(tier, 3)
+    assert tier.capacity_bytes == limit_bytes
     tier.close()

@@ -238,6 +238,15 @@ def test_what_is_forgotten_is_forgotten_before_it_is_written_anew() -> None:
         assert outcomes(lane, 1)[4].fates == bytes([DONE])
 
 
+def test_how_full_it_is_is_asked_again_though_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tier_lane, "SIZES_REST_S", 0.02)
+    tier = MemoryTier(IDENTITY, limit_bytes=1000)
+    with lane_of(tier) as lane:
+        assert lane.state().capacity_bytes == 1000
+        tier._limit_bytes = 2000
+        until(lambda: lane.state().capacity_bytes == 2000)
+
+
 def test_a_damaged_record_is_gone() -> None:
     tier = MemoryTier(IDENTITY)
     with lane_of(tier) as lane:

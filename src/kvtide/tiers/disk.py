@@ -5,29 +5,20 @@ evicted is decided elsewhere and comes as ``discard``. A slot that is being read
 again before that has ended.
 """
 
-import fcntl
 import logging
-import os
 import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from kvtide.errors import ConfigError, CorruptRecordError, TierError, TierUnavailableError
+from kvtide.errors import CorruptRecordError, TierError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey
 from kvtide.tiers.base import PrivateTier, Written
-from kvtide.tiers.disk_index import FILE_NAME, DiskIndex
-from kvtide.tiers.records import (
-    DOUBTFUL,
-    ChunkName,
-    RecordHeader,
-    RecordIdentity,
-    next_generation,
-    pack,
-    served_generation,
-    unpack,
-)
+from kvtide.tiers.disk_folder import FolderLock, folder_of_rank
+from kvtide.tiers.disk_index import DiskIndex
+from kvtide.tiers.disk_opening import opened
+from kvtide.tiers.records import ChunkName, RecordHeader, RecordIdentity, next_generation, pack, unpack
 from kvtide.tiers.slabs import Place, Slabs, slot_bytes_of
 
 logger = logging.getLogger(__name__)
@@ -45,6 +36,11 @@ class DiskTier(PrivateTier):
         limit_bytes: Of this rank's slab files; never exceeded.
         reserve_bytes: Free space of the file system that is never used.
         direct: Go past the page cache where the file system lets us.
+        rank: Of this worker; its records are in a folder of their own.
+        read_by_others: Other ranks look for records here (``Replicas``).
+
+    Attributes:
+        generation: Of now.
 
     Raises:
         ConfigError: Another instance uses the folder, or it cannot be made.
@@ -58,23 +54,44 @@ class DiskTier(PrivateTier):
         reserve_bytes: int = 0,
         direct: bool = True,
         rank: int = 0,
+        read_by_others: bool = False,
     ) -> None:
         self._identity = identity
-        self._limit_bytes = limit_bytes
-        self._folder = folder / f"rank-{rank}"
-        self._lock_descriptor = _locked(folder, self._folder)
+        self._limit_bytes, self._reserve_bytes, self._direct = limit_bytes, reserve_bytes, direct
+        self._read_by_others = read_by_others
+        self._folder = folder_of_rank(folder, rank)
+        self._lock = FolderLock(folder, rank)
+        self._changed = threading.Condition()
         self._entries: dict[OffloadKey, Place] = {}
-        self._headers: dict[OffloadKey, RecordHeader] = {}
+        self._used_bytes = 0
         self._stale: list[Place] = []  # of earlier generations
+        self._spare: deque[Place] = deque()  # of other fingerprints, the oldest first
         self._busy: Counter[Place] = Counter()
         self._doomed: set[Place] = set()  # discarded while somebody read them
         self._writing: set[OffloadKey] = set()
-        self._changed = threading.Condition()
-        self._slabs = Slabs(self._folder, limit_bytes, reserve_bytes, direct)
-        self._index = self._opened_index()
-        self.generation = served_generation(self._index.generation)
-        self._index.set_generation(self.generation)
-        self._fill()
+        self._resets = 0
+        self.generation = 0
+        # Made in ``open``, which may be slow.
+        self._slabs: Slabs
+        self._index: DiskIndex
+        self._owners: frozenset[int] = frozenset()
+        self._opened = False
+
+    def open(self) -> None:
+        slabs = Slabs(self._folder, self._limit_bytes, self._reserve_bytes, self._direct)
+        try:
+            index, found = opened(self._folder, slabs, self._identity)
+            if self._read_by_others:
+                index.make_findable()
+                index.set_facts({"session": self._lock.session, "resets": bytes(8)})
+        except TierError:
+            slabs.close()
+            raise
+        self._slabs, self._index = slabs, index
+        self._owners, self.generation = found.owners, found.generation
+        self._entries, self._stale, self._spare = found.entries, found.stale, deque(found.spare)
+        self._used_bytes = sum(slot_bytes_of(place.payload_bytes) for place in found.entries.values())
+        self._opened = True
 
     # -- the contract -----------------------------------------------------------------------------
 
@@ -90,7 +107,7 @@ class DiskTier(PrivateTier):
             header = unpack(self._slabs.read(place, payload))
             self._identity.check(header, key, payload, generation)
         except CorruptRecordError as error:
-            self.discard([key])
+            self._forget(key, place)
             raise CorruptRecordError(f"{self._folder}: {error}; the record is forgotten") from None
         finally:
             self._release(place)
@@ -98,14 +115,14 @@ class DiskTier(PrivateTier):
 
     def write(self, name: ChunkName, payload: memoryview, deadline_s: float) -> Written:
         with self._changed:
+            generation = self.generation
             if not self._changed.wait_for(lambda: name.key not in self._writing, deadline_s):
                 raise TierUnavailableError(f"{self._folder}: the same key is being written")
             if name.key in self._entries:
                 return Written.THERE_ALREADY
             self._writing.add(name.key)
-            generation = self.generation
         try:
-            self._reclaim(RECLAIMED_PER_WRITE)
+            self._free(self._taken_stale(RECLAIMED_PER_WRITE))
             self._keep(name, payload, generation)
         finally:
             with self._changed:
@@ -119,39 +136,45 @@ class DiskTier(PrivateTier):
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         with self._changed:
-            gone = [self._entries.pop(key) for key in keys if key in self._entries]
-            for key in keys:
-                self._headers.pop(key, None)
+            gone = [self._taken_out(key) for key in keys if key in self._entries]
         self._free(gone)
 
     def begin_generation(self, trusted: bool = False) -> None:
         with self._changed:
             self._stale += self._entries.values()
-            self._entries, self._headers = {}, {}
+            self._entries, self._used_bytes = {}, 0
             self.generation = next_generation(self.generation, trusted)
             generation = self.generation
-        self._index.set_generation(generation)
+        self._index.set_generation(self._owners, generation)
+        if self._read_by_others:
+            # Only now: who has begun as many generations may be served what is of this one, and no other.
+            self._index.set_facts({"resets": (self._resets + 1).to_bytes(8, "big")})
+        self._resets += 1
 
     def inventory(self) -> Iterator[RecordHeader]:
-        with self._changed:
-            headers = list(self._headers.values())
-        return iter(headers)
+        for place, packed in self._index.headers(self._owners, self.generation):
+            try:
+                header = unpack(packed)
+            except CorruptRecordError:
+                continue  # the row is damaged; whoever reads the record will know
+            if self._entries.get(header.name.key) == place:
+                yield header
 
     def close(self) -> None:
-        with self._changed:
-            self._changed.wait_for(lambda: not self._writing and not self._busy)
-        self._index.close()
-        self._slabs.close()
-        os.close(self._lock_descriptor)
+        if self._opened:
+            with self._changed:
+                self._changed.wait_for(lambda: not self._writing and not self._busy)
+            self._index.close()
+            self._slabs.close()
+        self._lock.release()
 
     @property
     def capacity_bytes(self) -> int:
-        return self._limit_bytes
+        return self._slabs.capacity_bytes if self._opened else self._limit_bytes
 
     @property
     def used_bytes(self) -> int:
-        with self._changed:
-            return sum(map(self.record_bytes, (place.payload_bytes for place in self._entries.values())))
+        return self._used_bytes
 
     def record_bytes(self, payload_bytes: int) -> int:
         return slot_bytes_of(payload_bytes)
@@ -159,9 +182,9 @@ class DiskTier(PrivateTier):
     # -- inside -----------------------------------------------------------------------------------
 
     def _keep(self, name: ChunkName, payload: memoryview, generation: int) -> None:
-        place = self._slabs.take(payload.nbytes)
-        header = self._identity.header_of(name, payload, generation, int(time.time()))
+        place = self._free_place(payload.nbytes)
         try:
+            header = self._identity.header_of(name, payload, generation, int(time.time()))
             self._slabs.write(place, pack(header), payload)
             self._index.put(place, header)
         except BaseException:  # also an interrupt: the slot would be nobody's for ever
@@ -169,9 +192,49 @@ class DiskTier(PrivateTier):
             raise
         with self._changed:
             if generation == self.generation:
-                self._entries[name.key], self._headers[name.key] = place, header
+                self._entries[name.key] = place
+                self._used_bytes += slot_bytes_of(place.payload_bytes)
             else:
                 self._stale.append(place)
+
+    def _free_place(self, payload_bytes: int) -> Place:
+        """Take a slot; where there is none, an earlier generation or another fingerprint makes room."""
+        while True:
+            try:
+                return self._slabs.take(payload_bytes)
+            except TierFullError:
+                given = self._taken_stale(RECLAIMED_PER_WRITE) or self._taken_spare(
+                    slot_bytes_of(payload_bytes)
+                )
+                if not given:
+                    raise
+                self._free(given)
+
+    def _taken_stale(self, count: int) -> list[Place]:
+        with self._changed:
+            taken, self._stale = self._stale[-count:], self._stale[:-count]
+        return taken
+
+    def _taken_spare(self, byte_count: int) -> list[Place]:
+        taken: list[Place] = []
+        with self._changed:
+            while self._spare and byte_count > 0:
+                taken.append(self._spare.popleft())
+                byte_count -= slot_bytes_of(taken[-1].payload_bytes)
+        return taken
+
+    def _taken_out(self, key: OffloadKey) -> Place:
+        place = self._entries.pop(key)
+        self._used_bytes -= slot_bytes_of(place.payload_bytes)
+        return place
+
+    def _forget(self, key: OffloadKey, place: Place) -> None:
+        """Discard a record that was read, unless another one has come under its key meanwhile."""
+        with self._changed:
+            if self._entries.get(key) != place:
+                return
+            self._taken_out(key)
+        self._free([place])
 
     def _release(self, place: Place) -> None:
         with self._changed:
@@ -200,72 +263,3 @@ class DiskTier(PrivateTier):
                     continue
                 del self._busy[place]
             self._slabs.give_back(place)
-
-    def _reclaim(self, count: int) -> None:
-        with self._changed:
-            reclaimed, self._stale = self._stale[-count:], self._stale[:-count]
-        self._free(reclaimed)
-
-    def _opened_index(self) -> DiskIndex:
-        try:
-            if any(self._slabs.places()) and not (self._folder / FILE_NAME).exists():
-                raise TierUnavailableError(f"{self._folder}: the index is gone")
-            index = DiskIndex(self._folder)
-            index.rows()
-        except TierUnavailableError as error:
-            logger.warning("%s; it is made anew from the records", error)
-            for path in self._folder.glob(f"{FILE_NAME}*"):
-                path.unlink()
-            index = DiskIndex(self._folder)
-            found = list(self._scanned())
-            index.put_all(found)
-            index.set_generation(
-                max((header.generation for _, header in found), key=lambda one: one & ~DOUBTFUL, default=0)
-            )
-        return index
-
-    def _scanned(self) -> Iterator[tuple[Place, RecordHeader]]:
-        """Read the header of every slot."""
-        for place in self._slabs.places():
-            try:
-                yield place, unpack(self._slabs.read_header(place))
-            except TierError:
-                continue
-
-    def _fill(self) -> None:
-        """Take over what the index names, of this model, rank and generation; all else is free."""
-        there, foreign = set(self._slabs.places()), []
-        for place, packed in self._index.rows():
-            try:
-                header = unpack(packed)
-            except CorruptRecordError:
-                header = None
-            ours = header is not None and self._identity.owns(header)
-            if header is None or not ours or header.generation != self.generation or place not in there:
-                foreign.append(place)
-                continue
-            if header.name.key in self._entries:
-                foreign.append(place)
-                continue
-            self._entries[header.name.key], self._headers[header.name.key] = place, header
-        self._slabs.occupy(set(self._entries.values()))
-        if foreign:
-            self._index.remove(foreign)
-
-
-def _locked(folder: Path, own: Path) -> int:
-    """Have a rank's folder, and nobody else in it."""
-    try:
-        for path in (folder, own):
-            path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        descriptor = os.open(own / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        raise ConfigError("disk", str(folder), f"cannot be used: {error.strerror}") from None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        raise ConfigError(
-            "disk", str(folder), "another instance uses this folder; give each a folder of its own"
-        ) from None
-    return descriptor

@@ -2,30 +2,64 @@
 
 A row is there once its record can be read, so a process that is killed loses what was being written and no
 more. After a loss of power rows may be missing or name slots that hold something else: every record that is
-read proves itself, and a file that cannot be read at all is made anew from the headers in the slabs.
+read proves itself, and a file that cannot be read at all is made anew from the headers in the slabs. Knows
+rows of several fingerprints; does not know which of them are served.
 """
 
 import sqlite3
 import threading
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from kvtide.errors import TierUnavailableError
-from kvtide.tiers.records import RecordHeader, pack
+from kvtide.errors import TierError, TierFullError, TierUnavailableError
+from kvtide.keys import OffloadKey
+from kvtide.tiers.records import RecordHeader, Shard, latest, pack
 from kvtide.tiers.slabs import Place
 
 FILE_NAME = "index.sqlite"
+VERSION = 2
+"""Of the tables; a file of another one is made anew."""
 
-_SCHEMA = """
+ROWS_AT_ONCE = 4096
+"""Read under one hold of the lock, so that writes go on between."""
+
+_TABLES = """
 CREATE TABLE IF NOT EXISTS records (
-    payload_bytes INTEGER, slot INTEGER, header BLOB NOT NULL, PRIMARY KEY (payload_bytes, slot)
+    payload_bytes INTEGER, slot INTEGER, owner INTEGER NOT NULL, generation BLOB NOT NULL,
+    written_at_s INTEGER NOT NULL, key BLOB NOT NULL, header BLOB NOT NULL,
+    PRIMARY KEY (payload_bytes, slot)
 ) WITHOUT ROWID;
-CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB) WITHOUT ROWID;
+CREATE TABLE IF NOT EXISTS owners (
+    number INTEGER PRIMARY KEY, fingerprint BLOB NOT NULL, shard INTEGER NOT NULL, generation BLOB NOT NULL,
+    UNIQUE (fingerprint, shard)
+);
+CREATE TABLE IF NOT EXISTS facts (name TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 """
+_BY_KEY = "CREATE INDEX IF NOT EXISTS by_key ON records (key)"
+_PUT = "REPLACE INTO records VALUES (?, ?, ?, ?, ?, ?, ?)"
+
+
+class Row(NamedTuple):
+    """A record that should be in a slot.
+
+    Attributes:
+        place: The slot.
+        owner: Whose it is, as a number.
+        generation: Of the record.
+        key: Of the record.
+        written_at_s: Seconds since the epoch.
+    """
+
+    place: Place
+    owner: int
+    generation: int
+    key: OffloadKey
+    written_at_s: int
 
 
 class DiskIndex:
-    """Rows by slot, and the generation of now.
+    """Rows by slot, and whose they are: of which fingerprint and shard, each with its generation.
 
     Args:
         folder: Where the file is, or is made.
@@ -37,52 +71,106 @@ class DiskIndex:
     def __init__(self, folder: Path) -> None:
         self._lock = threading.Lock()
         self._path = folder / FILE_NAME
+        self._owners: dict[tuple[bytes, Shard], int] = {}
         try:
             self._path.touch(mode=0o600)
             self._rows = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
-            self._rows.execute("PRAGMA journal_mode = WAL")
-            # A commit is in the kernel's hands, not on the disk: enough for a process that dies.
-            self._rows.execute("PRAGMA synchronous = NORMAL")
-            self._rows.executescript(_SCHEMA)
+            self._rows.text_factory = bytes
+            self._prepare()
         except (OSError, sqlite3.Error) as error:
             raise TierUnavailableError(f"{self._path}: {error}") from None
 
-    @property
-    def generation(self) -> int:
-        """As it was last set; 0 in a new file."""
-        return self._fact("generation")
+    def owner_of(self, fingerprint: bytes, shard: Shard) -> int:
+        """Number a fingerprint, ``bytes[32]``, and a shard of it; the same number each time.
 
-    def set_generation(self, generation: int) -> None:
-        """Remember a generation."""
-        self._run("REPLACE INTO facts VALUES ('generation', ?)", [(generation.to_bytes(8, "big"),)])
+        Raises:
+            TierError: The file cannot be written.
+        """
+        known = self._owners.get((fingerprint, shard))
+        if known is None:
+            named = (fingerprint, shard.index << 16 | shard.count)
+            self._run(
+                "INSERT OR IGNORE INTO owners (fingerprint, shard, generation) VALUES (?, ?, ?)",
+                [(*named, _packed(0))],
+            )
+            found = self._all("SELECT number FROM owners WHERE fingerprint = ? AND shard = ?", named)
+            if len(found) != 1:
+                raise TierUnavailableError(f"{self._path}: is damaged")
+            known = self._owners[fingerprint, shard] = int(found[0][0])
+        return known
 
-    def put(self, place: Place, header: RecordHeader) -> None:
-        """Note that a slot holds a record that can be read."""
-        row = (place.payload_bytes, place.slot, pack(header))
-        self._run("REPLACE INTO records VALUES (?, ?, ?)", [row])
-
-    def put_all(self, rows: Iterable[tuple[Place, RecordHeader]]) -> None:
-        """Note many at once."""
-        packed = [(place.payload_bytes, place.slot, pack(header)) for place, header in rows]
-        self._run("REPLACE INTO records VALUES (?, ?, ?)", packed)
-
-    def remove(self, places: Iterable[Place]) -> None:
-        """Note that slots hold nothing."""
-        rows = [(place.payload_bytes, place.slot) for place in places]
-        self._run("DELETE FROM records WHERE payload_bytes = ? AND slot = ?", rows)
-
-    def rows(self) -> list[tuple[Place, bytes]]:
-        """List every row: a slot, and the header it should hold.
+    def generation_of(self, owners: Collection[int]) -> int:
+        """As it was last set, the latest of several; 0 at first.
 
         Raises:
             TierUnavailableError: The file is damaged.
         """
-        with self._lock:
-            try:
-                found = self._rows.execute("SELECT payload_bytes, slot, header FROM records").fetchall()
-            except sqlite3.Error as error:
-                raise TierUnavailableError(f"{self._path}: {error}") from None
-        return [(Place(payload_bytes, slot), header) for payload_bytes, slot, header in found]
+        known = dict(self._all("SELECT number, generation FROM owners", ()))
+        if not all(type(known.get(owner)) is bytes for owner in owners):
+            raise TierUnavailableError(f"{self._path}: is damaged")
+        return latest(int.from_bytes(known[owner], "big") for owner in owners)
+
+    def set_generation(self, owners: Collection[int], generation: int) -> None:
+        """Remember a generation.
+
+        Raises:
+            TierError: The file cannot be written.
+        """
+        self._run(
+            "UPDATE owners SET generation = ? WHERE number = ?",
+            [(_packed(generation), owner) for owner in owners],
+        )
+
+    def set_facts(self, facts: dict[str, bytes]) -> None:
+        """Remember what readers in other processes want to know."""
+        self._run("REPLACE INTO facts VALUES (?, ?)", list(facts.items()))
+
+    def make_findable(self) -> None:
+        """Let others find rows by key."""
+        self._run(_BY_KEY, [()])
+
+    def put(self, place: Place, header: RecordHeader) -> None:
+        """Note that a slot holds a record that can be read.
+
+        Raises:
+            TierError: The file cannot be written.
+        """
+        self._run(_PUT, [self._row(place, header)])
+
+    def put_all(self, rows: Iterable[tuple[Place, RecordHeader]]) -> None:
+        """Note many at once."""
+        self._run(_PUT, [self._row(place, header) for place, header in rows])
+
+    def remove(self, places: Iterable[Place]) -> None:
+        """Note that slots hold nothing.
+
+        Raises:
+            TierError: The file cannot be written.
+        """
+        self._run("DELETE FROM records WHERE payload_bytes = ? AND slot = ?", list(places))
+
+    def rows(self) -> Iterator[Row]:
+        """List every row that could be one; others are left out.
+
+        Raises:
+            TierUnavailableError: The file is damaged.
+        """
+        columns = "payload_bytes, slot, owner, generation, key, written_at_s"
+        for payload_bytes, slot, owner, generation, key, written_at_s in self._pages(columns):
+            if type(owner) is int and type(generation) is type(key) is bytes and type(written_at_s) is int:
+                place = Place(payload_bytes, slot)
+                yield Row(place, owner, int.from_bytes(generation, "big"), OffloadKey(key), written_at_s)
+
+    def headers(self, owners: Collection[int], generation: int) -> Iterator[tuple[Place, bytes]]:
+        """List the headers, packed, of what owners have of a generation.
+
+        Raises:
+            TierUnavailableError: The file is damaged.
+        """
+        columns, where = "payload_bytes, slot, owner, header", "AND generation = ?"
+        for payload_bytes, slot, owner, header in self._pages(columns, where, (_packed(generation),)):
+            if owner in owners and type(header) is bytes:
+                yield Place(payload_bytes, slot), header
 
     def close(self) -> None:
         """Close the file."""
@@ -91,23 +179,72 @@ class DiskIndex:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _fact(self, name: str) -> int:
+    def _prepare(self) -> None:
+        self._rows.execute("PRAGMA journal_mode = WAL")
+        # A commit is in the kernel's hands, not on the disk: enough for a process that dies.
+        self._rows.execute("PRAGMA synchronous = NORMAL")
+        (version,) = self._rows.execute("PRAGMA user_version").fetchone()
+        (tables,) = self._rows.execute("SELECT count(*) FROM sqlite_schema").fetchone()
+        if tables and version != VERSION:
+            raise TierUnavailableError(f"{self._path}: tables of version {version}, where {VERSION} is known")
+        self._rows.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
+
+    def _row(self, place: Place, header: RecordHeader) -> tuple[object, ...]:
+        return (
+            place.payload_bytes,
+            place.slot,
+            self.owner_of(header.fingerprint, header.shard),
+            _packed(header.generation),
+            header.written_at_s,
+            header.name.key,
+            pack(header),
+        )
+
+    def _pages(
+        self, columns: str, where: str = "", values: tuple[Any, ...] = ()
+    ) -> Iterator[tuple[Any, ...]]:
+        """Read all rows, piece by piece; the first two columns are the slot."""
+        after = (-1, -1)
+        while True:
+            found = self._all(
+                f"SELECT {columns} FROM records WHERE (payload_bytes, slot) > (?, ?) {where}"
+                f" ORDER BY payload_bytes, slot LIMIT {ROWS_AT_ONCE}",
+                (*after, *values),
+            )
+            if any(type(row[0]) is not int or type(row[1]) is not int for row in found):
+                raise TierUnavailableError(f"{self._path}: is damaged")
+            yield from found
+            if len(found) < ROWS_AT_ONCE:
+                return
+            if (found[-1][0], found[-1][1]) <= after:
+                raise TierUnavailableError(f"{self._path}: is damaged")
+            after = (found[-1][0], found[-1][1])
+
+    def _all(self, statement: str, values: tuple[Any, ...]) -> list[Any]:
         with self._lock:
             try:
-                row = self._rows.execute("SELECT value FROM facts WHERE name = ?", (name,)).fetchone()
-            except sqlite3.Error as error:
+                return self._rows.execute(statement, values).fetchall()
+            except (sqlite3.Error, OverflowError) as error:
                 raise TierUnavailableError(f"{self._path}: {error}") from None
-        return int.from_bytes(row[0], "big") if row is not None else 0
 
-    def _run(self, statement: str, rows: Sequence[tuple[object, ...]]) -> None:
+    def _run(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
         """Run a statement for each row, all or none of them."""
         with self._lock:
             try:
                 if len(rows) == 1:
                     self._rows.execute(statement, rows[0])
                     return
-                self._rows.execute("BEGIN")
-                self._rows.executemany(statement, rows)
-                self._rows.execute("COMMIT")
+                with self._rows:
+                    self._rows.execute("BEGIN")
+                    self._rows.executemany(statement, rows)
             except sqlite3.Error as error:
-                raise TierUnavailableError(f"{self._path}: {error}") from None
+                raise _told(self._path, error) from None
+
+
+def _packed(generation: int) -> bytes:
+    return generation.to_bytes(8, "big")
+
+
+def _told(path: Path, error: sqlite3.Error) -> TierError:
+    full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
+    return (TierFullError if full else TierUnavailableError)(f"{path}: {error}")

@@ -25,7 +25,9 @@ The layout of version 1, little-endian, ``HEADER_BYTES`` in all, is pinned by a 
        248      8  xxh3-64 of the 248 bytes before
 """
 
+import functools
 import struct
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import xxhash
@@ -45,6 +47,7 @@ served only by the process that wrote them."""
 
 _FIELDS = struct.Struct("<8sHHI32sQ32s32sIHHQ16sQ88x")
 _CHECK = struct.Struct("<Q")
+_NO_HASH = bytes(HASH_BYTES)
 assert _FIELDS.size + _CHECK.size == HEADER_BYTES
 
 
@@ -110,6 +113,17 @@ def served_generation(generation: int) -> int:
     return (generation & ~DOUBTFUL) + 1 if generation & DOUBTFUL else generation
 
 
+def latest(generations: Iterable[int]) -> int:
+    """Tell the one that was begun last; 0 of none."""
+    return max(generations, key=lambda generation: generation & ~DOUBTFUL, default=0)
+
+
+@functools.lru_cache(256)
+def _shard(index: int, count: int) -> Shard:
+    """One and the same object for all the headers that say so: an inventory has many."""
+    return Shard(index, count)
+
+
 def digest_of(payload: memoryview) -> bytes:
     """``bytes[16]``: xxh3-128 of ``uint8[n]``."""
     return xxhash.xxh3_128_digest(payload)
@@ -158,28 +172,37 @@ def unpack(packed: bytes | bytearray | memoryview) -> RecordHeader:
     if len(packed) < HEADER_BYTES:
         raise CorruptRecordError(f"a header of {len(packed)} bytes, where {HEADER_BYTES} are due")
     body = bytes(packed[: _FIELDS.size])
-    magic, version, hash_bytes, group_index, *rest = _FIELDS.unpack(body)
-    fingerprint, generation, block_hash, parent_hash, chunk_index, shard_index, shard_count, *rest = rest
+    (
+        magic,
+        version,
+        hash_bytes,
+        group_index,
+        fingerprint,
+        generation,
+        block_hash,
+        parent_hash,
+        chunk_index,
+        shard_index,
+        shard_count,
+        payload_bytes,
+        payload_digest,
+        written_at_s,
+    ) = _FIELDS.unpack(body)
     if magic != MAGIC:
         raise CorruptRecordError("no record begins here")
     if version != FORMAT_VERSION:
         raise CorruptRecordError(f"format version {version}; this kvtide reads {FORMAT_VERSION}")
-    (check,) = _CHECK.unpack(packed[_FIELDS.size : HEADER_BYTES])
+    (check,) = _CHECK.unpack_from(packed, _FIELDS.size)
     if check != xxhash.xxh3_64_intdigest(body):
         raise CorruptRecordError("the header is damaged")
     if not 0 < hash_bytes <= HASH_BYTES:
         raise CorruptRecordError(f"a block hash of {hash_bytes} bytes")
-    payload_bytes, payload_digest, written_at_s = rest
-    parent = parent_hash[:hash_bytes]
+    parent = None if parent_hash == _NO_HASH else parent_hash[:hash_bytes]
     return RecordHeader(
         fingerprint,
         generation,
-        ChunkName(
-            make_offload_key(block_hash[:hash_bytes], group_index),
-            parent if any(parent) else None,
-            chunk_index,
-        ),
-        Shard(shard_index, shard_count),
+        ChunkName(make_offload_key(block_hash[:hash_bytes], group_index), parent, chunk_index),
+        _shard(shard_index, shard_count),
         payload_bytes,
         payload_digest,
         written_at_s,

@@ -2,20 +2,24 @@
 
 A class of slots for each size of payload, a file for each class. A file grows by whole pieces, which the
 file system allocates before they are used, and never beyond the limit or into the space that is to stay free.
-Knows offsets and bytes; does not know which record is in a slot, or whether it may leave.
+Classes lend each other room: free slots of one become holes in its file when another needs a slot. Knows
+offsets and bytes; does not know which record is in a slot, or whether it may leave.
 """
 
 import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 
 from kvtide.errors import TierFullError, TierUnavailableError
+from kvtide.tiers.holes import punched
 from kvtide.tiers.records import HEADER_BYTES
 
 ALIGNMENT = 4096
@@ -26,6 +30,9 @@ PIECE_BYTES = 64 << 20
 
 PIECES = 64
 """Into so many pieces at least the limit is shared out among classes."""
+
+SHORT_REST_S = 30.0
+"""After growth has failed; others may have made room by then."""
 
 FULL_ERRORS = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
@@ -40,8 +47,7 @@ def slot_bytes_of(payload_bytes: int) -> int:
     return ALIGNMENT + aligned(payload_bytes)
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """A slot.
 
     Attributes:
@@ -59,52 +65,73 @@ class _Class:
     direct: bool
     slot_bytes: int
     slot_count: int = 0
-    unused: int = 0  # slots from here on were never handed out
-    free: list[int] = field(default_factory=list)
+    free: list[int] = field(default_factory=list)  # allocated, and nobody's
+    holes: list[int] = field(default_factory=list)  # within the file, and not allocated
+
+    @property
+    def allocated_bytes(self) -> int:
+        return (self.slot_count - len(self.holes)) * self.slot_bytes
 
 
 class Slabs:
     """All files of one folder.
 
     Args:
-        folder: Where they are; exists, and is ours alone.
+        folder: Where they are; exists.
         limit_bytes: Of all files together; never exceeded.
         reserve_bytes: Free space of the file system that is never used.
         direct: Go past the page cache where the file system lets us.
+        read_only: Of somebody else, who writes them meanwhile.
 
     Raises:
         TierUnavailableError: The folder cannot be used.
     """
 
-    def __init__(self, folder: Path, limit_bytes: int, reserve_bytes: int, direct: bool = True) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        limit_bytes: int,
+        reserve_bytes: int = 0,
+        direct: bool = True,
+        read_only: bool = False,
+    ) -> None:
         self._folder = folder
         self._limit_bytes = limit_bytes
         self._reserve_bytes = reserve_bytes
         self._direct = direct
+        self._read_only = read_only
         self._lock = threading.Lock()
         self._local = threading.local()
         self._classes: dict[int, _Class] = {}
+        self._attainable_bytes = limit_bytes
+        self._short_until_s = 0.0  # until when growth is not expected to go further than that
         for path in sorted(folder.glob("slab-*")):
-            self._open(int(path.name.removeprefix("slab-")))
+            if (size := path.name.removeprefix("slab-")).isdecimal():
+                self._class_of(int(size))
 
     @property
-    def used_bytes(self) -> int:
-        """Of all files."""
-        return sum(one.slot_count * one.slot_bytes for one in self._classes.values())
+    def allocated_bytes(self) -> int:
+        """Of all files, without their holes."""
+        return sum(one.allocated_bytes for one in list(self._classes.values()))
 
-    def places(self) -> Iterator[Place]:
-        """List every slot that there is, free or not."""
-        for payload_bytes, one in sorted(self._classes.items()):
-            for slot in range(one.slot_count):
-                yield Place(payload_bytes, slot)
+    @property
+    def capacity_bytes(self) -> int:
+        """The limit, or what there was room for when growth last failed, for a while."""
+        short = time.monotonic() < self._short_until_s
+        return self._attainable_bytes if short else self._limit_bytes
 
-    def occupy(self, taken: set[Place]) -> None:
-        """Begin with these slots in use and all others free."""
+    def slot_counts(self) -> dict[int, int]:
+        """How many slots the file of each class has, free or not."""
+        return {payload_bytes: one.slot_count for payload_bytes, one in sorted(self._classes.items())}
+
+    def occupy(self, taken: Mapping[int, Sequence[int]]) -> None:
+        """Begin with these slots in use, by class; all others are given back to the file system."""
         with self._lock:
             for payload_bytes, one in self._classes.items():
-                used = {place.slot for place in taken if place.payload_bytes == payload_bytes}
-                one.unused = max(used, default=-1) + 1
-                one.free = [slot for slot in range(one.unused) if slot not in used]
+                is_free = np.ones(one.slot_count, dtype=bool)
+                is_free[np.asarray(taken.get(payload_bytes, ()), dtype=np.int64)] = False
+                one.free, one.holes = np.flatnonzero(is_free)[::-1].tolist(), []
+                self._punch(one, one.free)
 
     def take(self, payload_bytes: int) -> Place:
         """Take a free slot.
@@ -114,13 +141,11 @@ class Slabs:
             TierUnavailableError: The file system refuses for another reason.
         """
         with self._lock:
-            one = self._classes.get(payload_bytes) or self._open(payload_bytes)
-            if one.free:
-                return Place(payload_bytes, one.free.pop())
-            if one.unused == one.slot_count:
+            one = self._class_of(payload_bytes)
+            if not one.free:
+                self._make_room(one)
                 self._grow(one)
-            one.unused += 1
-            return Place(payload_bytes, one.unused - 1)
+            return Place(payload_bytes, one.free.pop())
 
     def give_back(self, place: Place) -> None:
         """Let a slot be taken again; nobody reads or writes it any more."""
@@ -134,7 +159,7 @@ class Slabs:
             TierFullError: The file system has no room after all.
             TierUnavailableError: It refuses for another reason.
         """
-        one = self._classes[place.payload_bytes]
+        one = self._known(place)
         head, body = self._buffers(one, payload)
         head[:HEADER_BYTES] = header
         if body is not payload:
@@ -147,7 +172,7 @@ class Slabs:
         Raises:
             TierUnavailableError: The file system refuses.
         """
-        one = self._classes[place.payload_bytes]
+        one = self._known(place)
         head, body = self._buffers(one, payload)
         self._transfer(os.preadv, one, place, head, body)
         if body is not payload:
@@ -160,7 +185,7 @@ class Slabs:
         Raises:
             TierUnavailableError: The file system refuses.
         """
-        one = self._classes[place.payload_bytes]
+        one = self._known(place)
         head = self._buffer("head", ALIGNMENT)
         try:
             os.preadv(one.descriptor, [head], place.slot * one.slot_bytes)
@@ -176,9 +201,18 @@ class Slabs:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _open(self, payload_bytes: int) -> _Class:
+    def _known(self, place: Place) -> _Class:
+        one = self._classes.get(place.payload_bytes)
+        if one is None:
+            with self._lock:
+                one = self._class_of(place.payload_bytes)
+        return one
+
+    def _class_of(self, payload_bytes: int) -> _Class:
+        if (known := self._classes.get(payload_bytes)) is not None:
+            return known
         path = self._folder / f"slab-{payload_bytes}"
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        flags = os.O_CLOEXEC | os.O_NOFOLLOW | (os.O_RDONLY if self._read_only else os.O_RDWR | os.O_CREAT)
         direct = self._direct
         try:
             try:
@@ -196,22 +230,81 @@ class Slabs:
         self._classes[payload_bytes] = one
         return one
 
-    def _grow(self, one: _Class) -> None:
-        room = self._limit_bytes - self.used_bytes
+    def _make_room(self, wanting: _Class) -> None:
+        """Give free slots of other classes back to the file system, as far as one more slot needs it."""
+        for one in self._classes.values():
+            missing_bytes = wanting.slot_bytes - self._room(wanting)
+            if missing_bytes <= 0:
+                return
+            if one is not wanting and one.free:
+                self._punch(one, one.free[: -(-missing_bytes // one.slot_bytes)])
+
+    def _room(self, one: _Class) -> int:
+        """Bytes by which all files together may still grow."""
         try:
             status = os.fstatvfs(one.descriptor)
-            room = min(room, status.f_bavail * status.f_frsize - self._reserve_bytes)
-            piece_bytes = min(PIECE_BYTES, self._limit_bytes // PIECES)
-            slots = min(max(1, piece_bytes // one.slot_bytes), room // one.slot_bytes)
-            if slots < 1:
-                raise TierFullError(
-                    f"{self._folder}: {self.used_bytes} of {self._limit_bytes} bytes are used, and"
-                    f" {self._reserve_bytes} stay free on the file system"
-                )
-            os.posix_fallocate(one.descriptor, one.slot_count * one.slot_bytes, slots * one.slot_bytes)
         except OSError as error:
             raise self._told(error) from None
-        one.slot_count += slots
+        left = status.f_bavail * status.f_frsize - self._reserve_bytes
+        return min(self._limit_bytes - self.allocated_bytes, left)
+
+    def _grow(self, one: _Class) -> None:
+        """Allocate holes, or else more of the file: a piece, or what there is room for."""
+        room = self._room(one)
+        piece_bytes = min(PIECE_BYTES, self._limit_bytes // PIECES)
+        wanted = min(max(1, piece_bytes // one.slot_bytes), room // one.slot_bytes)
+        try:
+            if wanted < 1:
+                raise TierFullError(
+                    f"{self._folder}: {self.allocated_bytes} of {self._limit_bytes} bytes are used, and"
+                    f" {self._reserve_bytes} stay free on the file system"
+                )
+            if one.holes:
+                self._fill_holes(one, wanted)
+            else:
+                self._lengthen(one, wanted)
+        except TierFullError:
+            if self.allocated_bytes + one.slot_bytes <= self._limit_bytes:
+                self._attainable_bytes = self.allocated_bytes
+                self._short_until_s = time.monotonic() + SHORT_REST_S
+            raise
+        self._short_until_s = 0.0
+
+    def _fill_holes(self, one: _Class, count: int) -> None:
+        for _ in range(min(count, len(one.holes))):
+            try:
+                self._allocate(one, one.holes[-1], 1)
+            except TierFullError:
+                if one.free:
+                    return
+                raise
+            one.free.append(one.holes.pop())
+
+    def _lengthen(self, one: _Class, count: int) -> None:
+        try:
+            self._allocate(one, one.slot_count, count)
+        except TierFullError:
+            # What was allocated before it failed is not left behind uncounted.
+            os.ftruncate(one.descriptor, one.slot_count * one.slot_bytes)
+            raise
+        one.free.extend(range(one.slot_count + count - 1, one.slot_count - 1, -1))
+        one.slot_count += count
+
+    def _allocate(self, one: _Class, slot: int, count: int) -> None:
+        try:
+            os.posix_fallocate(one.descriptor, slot * one.slot_bytes, count * one.slot_bytes)
+        except OSError as error:
+            raise self._told(error) from None
+
+    def _punch(self, one: _Class, slots: Sequence[int]) -> None:
+        """Turn free slots into holes, where the file system can do that."""
+        gone: set[int] = set()
+        for first, count in _runs(sorted(slots)):
+            if not punched(one.descriptor, first * one.slot_bytes, count * one.slot_bytes):
+                break
+            gone.update(range(first, first + count))
+        one.free = [slot for slot in one.free if slot not in gone]
+        one.holes.extend(sorted(gone, reverse=True))
 
     def _transfer(
         self,
@@ -249,6 +342,15 @@ class Slabs:
             held = memoryview(mmap.mmap(-1, byte_count))
             setattr(self._local, kind, held)
         return held[:byte_count]
+
+
+def _runs(slots: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Join neighbours among ascending numbers: first and count of each run."""
+    first = 0
+    for at in range(1, len(slots) + 1):
+        if at == len(slots) or slots[at] != slots[at - 1] + 1:
+            yield slots[first], at - first
+            first = at
 
 
 def _address(buffer: memoryview) -> int:

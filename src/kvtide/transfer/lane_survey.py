@@ -8,6 +8,8 @@ import logging
 import threading
 from collections.abc import Callable, Iterator
 
+import numpy as np
+
 from kvtide.errors import TierError
 from kvtide.tiers.base import PrivateTier, Tier
 from kvtide.tiers.records import RecordHeader
@@ -118,10 +120,12 @@ class Survey:
         if not isinstance(self._tier, PrivateTier):
             return []
         try:
-            return sorted(
-                self._tier.inventory(), key=lambda header: (header.name.chunk_index, header.written_at_s)
-            )
+            headers = list(self._tier.inventory())
         except Exception as error:  # as above
             unforeseen = not isinstance(error, TierError)
             logger.warning("%s: what it holds is not known: %s", self._name, error, exc_info=unforeseen)
             return []
+        # By numpy, which lets other threads run meanwhile: of a hundred thousand that takes a while.
+        chunk_indices = np.fromiter((header.name.chunk_index for header in headers), np.uint64, len(headers))
+        written_s = np.fromiter((header.written_at_s for header in headers), np.uint64, len(headers))
+        return [headers[at] for at in np.lexsort((written_s, chunk_indices)).tolist()]

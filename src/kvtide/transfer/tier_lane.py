@@ -11,18 +11,16 @@ import time
 from collections import deque
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from enum import Enum, auto
 
-from kvtide.errors import CorruptRecordError, TierError, TierFullError
+from kvtide.errors import TierFullError
 from kvtide.jobs import JobId
 from kvtide.keys import OffloadKey
-from kvtide.tiers.base import PrivateTier, Tier
+from kvtide.tiers.base import Tier
 from kvtide.tiers.breaker import Breaker, BreakerState
 from kvtide.tiers.records import RecordHeader
 from kvtide.transfer.lane import (
     CANCELLED,
     LATE,
-    MISS,
     OUT,
     Lane,
     PartFate,
@@ -31,7 +29,8 @@ from kvtide.transfer.lane import (
     TierPart,
     TierState,
 )
-from kvtide.transfer.lane_jobs import JobBooks, LaneJob, WaitingPart
+from kvtide.transfer.lane_calls import Call, Kind, made, sizes_of
+from kvtide.transfer.lane_jobs import JobBooks, LaneJob
 from kvtide.transfer.lane_survey import Survey
 
 logger = logging.getLogger(__name__)
@@ -40,6 +39,9 @@ FULL_REST_S = 30.0
 """After which a full medium is tried again though nothing was discarded: others may have made room."""
 
 DISCARDS_AT_ONCE = 256
+
+SIZES_REST_S = 5.0
+"""After which a tier is asked how full it is though nothing was written: others may have made room."""
 
 RETRY_S = 1.0
 """Between attempts at what has to happen: a generation, discards of a tier that was left out."""
@@ -64,26 +66,6 @@ class LaneSettings:
     late_limit: int = 4
 
 
-class _Kind(Enum):
-    GENERATION = auto()
-    DISCARD = auto()
-    READ = auto()
-    WRITE = auto()
-
-
-@dataclass(slots=True)
-class _Call:
-    """One call that is under way."""
-
-    kind: _Kind
-    began_s: float
-    waiting: WaitingPart | None = None
-    keys: Sequence[OffloadKey] = ()
-    generations: int = 0
-    trusted: bool = False
-    late: bool = False
-
-
 class TierLane(Lane):
     """Threads before a tier.
 
@@ -103,15 +85,16 @@ class TierLane(Lane):
         self._breaker = breaker or Breaker()
         self._changed = threading.Condition()
         self._books = JobBooks(self._settings.queue_bytes, time.monotonic)
-        self._calls: dict[int, _Call] = {}
+        self._calls: dict[int, Call] = {}
         self._discards: deque[OffloadKey] = deque()
-        self._generations_asked = self._generations_begun = 0
-        self._trusted = True  # of all that were asked for and have not begun
+        self._generations: deque[bool] = deque()  # asked for, and whether trusted
+        self._generations_begun = 0
         self._again_s = 0.0  # when what failed and has to happen is tried again
         self._late_jobs: set[JobId] = set()
         self._full_until_s: float | None = None
         self._full_told = self._out_told = False
         self._sizes = (0, 0)  # capacity and use, as a thread last saw them
+        self._sizes_due_s = 0.0
         self._closing = False
         self._surplus = 0  # threads that end when their late call has returned
         self._thread_count = 0
@@ -141,8 +124,7 @@ class TierLane(Lane):
 
     def begin_generation(self, trusted: bool = False) -> None:
         with self._changed:
-            self._generations_asked += 1
-            self._trusted &= trusted
+            self._generations.append(trusted)
             self._again_s = 0.0
             for job in self._books.open_jobs():
                 job.voided = True
@@ -214,11 +196,14 @@ class TierLane(Lane):
 
     def _work(self) -> None:
         while (call := self._begun()) is not None:
-            fate, trouble = self._ended_how(call)
-            sizes = self._seen_sizes()
+            fate, trouble = made(self._tier, call, self.name, self._settings.deadline_s)
+            # Reads leave it as it is, and asking costs as much as the lane's own part of one.
+            is_plain_read = call.kind is Kind.READ and fate is PartFate.DONE
+            sizes = None if is_plain_read else sizes_of(self._tier, self.name)
             with self._changed:
                 del self._calls[id(call)]
-                self._sizes = sizes
+                if not is_plain_read:
+                    self._note_sizes(sizes)
                 self._judge(call, fate, trouble)
                 self._settle(call, fate, trouble)
                 self._tell()
@@ -228,7 +213,7 @@ class TierLane(Lane):
                     self._thread_count -= 1
                     return
 
-    def _begun(self) -> _Call | None:
+    def _begun(self) -> Call | None:
         """Wait for the next call to make; None when there will be none."""
         with self._changed:
             while (call := self._next()) is None:
@@ -236,48 +221,18 @@ class TierLane(Lane):
                     self._thread_count -= 1
                     self._changed.notify_all()
                     return None
-                waits = self._discards or self._generations_asked > self._generations_begun
-                self._changed.wait(RETRY_S if waits else None)
+                self._changed.wait(RETRY_S if self._discards or self._generations else None)
             self._calls[id(call)] = call
             return call
 
-    def _ended_how(self, call: _Call) -> tuple[PartFate, str | None]:
-        """Make a call of the tier."""
-        deadline_s = self._settings.deadline_s
-        try:
-            if call.kind is _Kind.GENERATION:
-                self._tier.begin_generation(call.trusted)
-            elif call.kind is _Kind.DISCARD:
-                self._tier.discard(call.keys)
-            elif call.waiting is not None:
-                part = call.waiting.part
-                if call.kind is _Kind.WRITE:
-                    self._tier.write(part.name, part.payload, deadline_s)
-                elif not self._tier.read_into(part.name.key, part.payload, deadline_s):
-                    return PartFate.GONE, MISS
-        except CorruptRecordError as error:
-            logger.debug("%s: %s", self.name, error)
-            return PartFate.GONE, type(error).__name__
-        except TierError as error:
-            logger.debug("%s: %s", self.name, error)
-            return PartFate.FAILED, type(error).__name__
-        except Exception:  # of a tier that others wrote: the thread and the other chunks go on
-            logger.exception("%s: a call failed in a way that no tier may", self.name)
-            return PartFate.FAILED, "Exception"
-        return PartFate.DONE, None
-
-    def _seen_sizes(self) -> tuple[int, int]:
-        if not isinstance(self._tier, PrivateTier):
-            return 0, 0
-        try:
-            return self._tier.capacity_bytes, self._tier.used_bytes
-        except Exception:  # as above
-            logger.exception("%s: it cannot say how full it is", self.name)
-            return self._sizes
-
     def _note_opened(self) -> None:
         """Hear of it from the survey's thread, which does not hold the lock."""
-        self._sizes = self._seen_sizes()
+        sizes = sizes_of(self._tier, self.name)
+        with self._changed:
+            self._note_sizes(sizes)
+
+    def _note_sizes(self, sizes: tuple[int, int] | None) -> None:
+        self._sizes, self._sizes_due_s = sizes or self._sizes, time.monotonic() + SIZES_REST_S
 
     # -- which call is next; the lock is held ---------------------------------------------------------
 
@@ -287,41 +242,41 @@ class TierLane(Lane):
         now_s = time.monotonic()
         if not self._survey.may_be_opened:
             return False
-        if self._generations_asked > self._generations_begun:
+        if self._generations:
             return now_s >= self._again_s or not self._closing
         return bool(self._discards) and self._breaker.state(now_s) is not BreakerState.OPEN
 
-    def _next(self) -> _Call | None:
+    def _next(self) -> Call | None:
         now_s = time.monotonic()
         if not self._survey.opened or self._is_out:
             return None
-        if self._generations_asked > self._generations_begun:
+        if self._generations:
             return self._generation_call(now_s)
         if self._discards and self._breaker.state(now_s) is not BreakerState.OPEN:
             keys = [self._discards.popleft() for _ in range(min(DISCARDS_AT_ONCE, len(self._discards)))]
-            return _Call(_Kind.DISCARD, now_s, keys=keys)
-        for direction, kind in ((TierDirection.READ, _Kind.READ), (TierDirection.WRITE, _Kind.WRITE)):
+            return Call(Kind.DISCARD, now_s, keys=keys)
+        for direction, kind in ((TierDirection.READ, Kind.READ), (TierDirection.WRITE, Kind.WRITE)):
             # A chunk that is forgotten and written anew: in this order.
-            if kind is _Kind.WRITE and self._under_way(_Kind.DISCARD):
-                return None
+            if kind is Kind.WRITE and self._under_way(Kind.DISCARD):
+                continue
             queue = self._books.waiting[direction]
             while queue:
                 waiting = queue.popleft()
                 refusal = self._refusal_of(waiting.job, now_s)
                 if refusal is None:
-                    return _Call(kind, now_s, waiting)
+                    return Call(kind, now_s, waiting)
                 self._books.note(waiting, PartFate.FAILED, refusal)
+        if now_s >= self._sizes_due_s and not self._under_way(Kind.SIZES):
+            return Call(Kind.SIZES, now_s)
         return None
 
-    def _generation_call(self, now_s: float) -> _Call | None:
+    def _generation_call(self, now_s: float) -> Call | None:
         """What is being written belongs to before, and nothing else begins until that is settled."""
-        if now_s < self._again_s or self._under_way(_Kind.WRITE) or self._under_way(_Kind.GENERATION):
+        if now_s < self._again_s or self._under_way(Kind.WRITE) or self._under_way(Kind.GENERATION):
             return None
-        count, trusted = self._generations_asked - self._generations_begun, self._trusted
-        self._trusted = True
-        return _Call(_Kind.GENERATION, now_s, generations=count, trusted=trusted)
+        return Call(Kind.GENERATION, now_s, trusted=self._generations[0])
 
-    def _under_way(self, kind: _Kind) -> bool:
+    def _under_way(self, kind: Kind) -> bool:
         return any(call.kind is kind and not call.late for call in self._calls.values())
 
     def _refusal_of(self, job: LaneJob, now_s: float) -> str | None:
@@ -336,26 +291,26 @@ class TierLane(Lane):
 
     # -- what an end means; the lock is held ------------------------------------------------------------
 
-    def _settle(self, call: _Call, fate: PartFate, trouble: str | None) -> None:
-        if call.kind is _Kind.GENERATION:
+    def _settle(self, call: Call, fate: PartFate, trouble: str | None) -> None:
+        if call.kind is Kind.GENERATION:
             if fate is PartFate.DONE:
-                self._generations_begun += call.generations
+                self._generations.popleft()
+                self._generations_begun += 1
             else:
-                self._trusted &= call.trusted
                 self._again_s = time.monotonic() + RETRY_S
-        elif call.kind is _Kind.DISCARD:
+        elif call.kind is Kind.DISCARD:
             self._full_until_s = None
         elif call.waiting is not None:
             job = call.waiting.job
             job.busy_s += time.monotonic() - call.began_s
             if job.voided:
                 # A write that was so late that the reset did not wait for it may have come after it.
-                if call.kind is _Kind.WRITE and call.late:
+                if call.kind is Kind.WRITE and call.late:
                     self._discards.append(call.waiting.part.name.key)
                 fate, trouble = PartFate.FAILED, CANCELLED
             self._books.note(call.waiting, fate, trouble)
 
-    def _judge(self, call: _Call, fate: PartFate, trouble: str | None) -> None:
+    def _judge(self, call: Call, fate: PartFate, trouble: str | None) -> None:
         """Tell the breaker; a miss or a damaged record is no trouble of the medium."""
         now_s = time.monotonic()
         if trouble == FULL:
@@ -366,9 +321,9 @@ class TierLane(Lane):
             self._full_told = True
         elif fate is PartFate.FAILED:
             self._breaker.failed(now_s)
-        elif not call.late and call.kind is not _Kind.DISCARD:  # whose trouble is not told
+        elif not call.late and call.kind not in (Kind.DISCARD, Kind.SIZES):  # whose trouble is not told
             self._breaker.succeeded()
-            if call.kind is _Kind.WRITE and self._full_told:
+            if call.kind is Kind.WRITE and self._full_told:
                 logger.warning("%s has room again", self.name)
                 self._full_told = False
 
@@ -381,9 +336,11 @@ class TierLane(Lane):
         self._books.fail_first(LATE, TierDirection.READ, lambda job: self._waited_too_long(job, now_s))
         if self._is_out:
             self._books.fail_waiting(OUT)
+        if now_s >= self._sizes_due_s:
+            self._changed.notify()
         self._tell()
 
-    def _note_late(self, call: _Call, now_s: float) -> None:
+    def _note_late(self, call: Call, now_s: float) -> None:
         call.late = True
         self._breaker.failed(now_s)
         if call.waiting is not None and not call.waiting.job.told_late:
