@@ -16,6 +16,12 @@ UNITS = {
     "restore_interval": "tokens",
     "eviction_policy": "a name",
     "store_policy": "a name",
+    "disk": "a folder",
+    "disk_threads": "threads",
+    "disk_demotion": "a name",
+    "disk_eviction_policy": "a name",
+    "promotion_share": "a share",
+    "tiers": "JSON",
 }
 SUFFIX = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: ""}
 
@@ -72,6 +78,9 @@ def test_a_documented_default_is_the_default(row: dict[str, str]) -> None:
         assert row["default"] == "none, required"
         return
     documented = {name: row["default"].strip("`")}
+    if documented[name] == "none":
+        assert not KVTideConfig.model_fields[name].default
+        return
     assert getattr(KVTideConfig(**({"host_memory": "1GiB"} | documented)), name) == getattr(
         KVTideConfig(host_memory=ByteSize(1)), name
     )
@@ -90,7 +99,8 @@ def test_a_metric_s_row_says_what_its_definition_says(definition: Definition, ro
     values = ", ".join(f"`{value}`" for value in definition.label_values)
     assert row["kind"] == definition.kind.value
     assert row["unit"] == definition.unit
-    assert row["label"] == (f"`{definition.label}`: {values}" if definition.label else "none")
+    labels = ", ".join(f"`{name}`" for name in definition.label.split(",") if name)
+    assert row["label"] == (": ".join(filter(None, (labels, values))) or "none")
     assert row["meaning"] == definition.help
 
 
@@ -109,5 +119,5 @@ def test_every_metric_named_in_the_text_exists() -> None:
 
 def test_units_stand_last_in_a_metric_s_name() -> None:
     for one in DEFINITIONS:
-        if one.unit in ("bytes", "seconds", "tokens", "chunks"):
+        if one.unit in ("bytes", "seconds", "tokens", "chunks", "errors"):
             assert one.name.endswith(one.unit), one.name

@@ -12,7 +12,7 @@ from kvtide.metrics import BY_NAME, DEFINITIONS, Kind, MetricsDelta
 def test_names_are_unique_and_labels_have_values() -> None:
     assert len(BY_NAME) == len(DEFINITIONS)
     for one in DEFINITIONS:
-        assert bool(one.label) == bool(one.label_values), one.name
+        assert bool(one.label) == bool(one.values_with(("disk",)) != [""]), one.name
         assert one.help.endswith("."), one.name
         assert bool(one.buckets) == (one.kind is Kind.HISTOGRAM), one.name
         assert list(one.buckets) == sorted(set(one.buckets)), one.name
@@ -80,7 +80,7 @@ COUNTERS = [
     f"{one.name}|{label}"
     for one in DEFINITIONS
     if one.kind is Kind.COUNTER
-    for label in one.label_values or ("",)
+    for label in one.values_with(("disk", "other"))
 ]
 
 

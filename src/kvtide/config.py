@@ -7,13 +7,14 @@ machine: whether a budget fits is asked in ``kvtide.transfer.memory``.
 """
 
 import difflib
+import json
 import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
 from kvtide.errors import ConfigError
 
@@ -30,6 +31,36 @@ ENVIRONMENT = "environment"
 DEFAULT = "default"
 
 SIZE_HINT = "give a size such as 8GiB, 512MiB or a number of bytes"
+
+
+DEMOTIONS = Literal["at_once", "second_sight", "on_eviction"]
+POLICY_NAMES = Literal["lru", "arc"]
+
+
+class TierSettings(BaseModel):
+    """One entry of ``tiers``: a tier below host memory whose class is named by its path."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    path: str = Field(alias="class", min_length=3)
+    name: str = Field(default="", pattern="^[a-z0-9_]*$")
+    limit: ByteSize = Field(gt=0)
+    threads: int = Field(default=4, ge=1, le=32)
+    queue: ByteSize = Field(default=ByteSize(256 << 20), gt=0)
+    deadline_s: float = Field(default=2.0, gt=0, le=600)
+    demotion: DEMOTIONS = "at_once"
+    eviction_policy: POLICY_NAMES = "lru"
+    options: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold a password
+
+    @property
+    def label(self) -> str:
+        """Its name in metrics and logs."""
+        return self.name or self.path.rpartition(".")[2].lower()
+
+
+def _as_list(value: object) -> object:
+    """Take JSON where only text can be written: on the command line and in the environment."""
+    return json.loads(value) if isinstance(value, str) else value
 
 
 class KVTideConfig(BaseModel):
@@ -115,6 +146,79 @@ class KVTideConfig(BaseModel):
         description="How long a step may wait for a store whose blocks are needed; then it is cancelled.",
         json_schema_extra={"hint": "give seconds above 0, up to 60"},
     )
+    disk: str = Field(
+        default="",
+        description="Folder of a private disk tier below host memory: this instance's alone, made when it is"
+        " not there. Empty: none.",
+        json_schema_extra={"hint": "give a folder on a local disk"},
+    )
+    disk_limit: ByteSize = Field(
+        default=ByteSize(0),
+        ge=0,
+        description="Bytes that the disk tier may take, all ranks together; never exceeded.",
+        json_schema_extra={"hint": SIZE_HINT},
+    )
+    disk_reserve: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        ge=0,
+        description="Free space of the file system that the disk tier never uses.",
+        json_schema_extra={"hint": SIZE_HINT},
+    )
+    disk_threads: int = Field(
+        default=4,
+        ge=1,
+        le=32,
+        description="Reads and writes that one rank has under way at once.",
+        json_schema_extra={"hint": "give a whole number from 1 to 32"},
+    )
+    disk_queue: ByteSize = Field(
+        default=ByteSize(256 << 20),
+        gt=0,
+        description="Bytes of one rank's writes to disk that may be open; beyond it they are skipped.",
+        json_schema_extra={"hint": SIZE_HINT},
+    )
+    disk_deadline_s: float = Field(
+        default=2.0,
+        gt=0,
+        le=600,
+        description="A read or write that has not returned after this long is late: nobody waits for it.",
+        json_schema_extra={"hint": "give seconds above 0, up to 600"},
+    )
+    disk_direct: bool = Field(
+        default=True,
+        description="Go past the page cache where the file system allows it.",
+        json_schema_extra={"hint": "give true or false"},
+    )
+    disk_demotion: DEMOTIONS = Field(
+        default="at_once",
+        description="When a chunk is written to disk: as soon as it is in host memory (at_once), when it is"
+        " asked for again (second_sight), or when it is about to leave host memory (on_eviction).",
+        json_schema_extra={"hint": "known policies: at_once, second_sight, on_eviction"},
+    )
+    disk_eviction_policy: POLICY_NAMES = Field(
+        default="lru",
+        description="Which chunk leaves when the disk's limit is reached; see eviction_policy.",
+        json_schema_extra={"hint": "known policies: lru, arc"},
+    )
+    promotion_share: float = Field(
+        default=0.25,
+        gt=0,
+        le=0.9,
+        description="Of host memory, what may hold chunks on their way up for requests that still wait.",
+        json_schema_extra={"hint": "give a share above 0, up to 0.9"},
+    )
+    reset_keeps_tiers: bool = Field(
+        default=False,
+        description="A reset of the cache (reset_prefix_cache with reset_connector, sleep) empties host"
+        " memory alone. Only where the weights stay the same.",
+        json_schema_extra={"hint": "give true or false"},
+    )
+    tiers: Annotated[tuple[TierSettings, ...], BeforeValidator(_as_list)] = Field(
+        default=(),
+        description="JSON: more tiers below the disk, each an object with class (the path of a class), limit"
+        " and, if wanted, name, threads, queue, deadline_s, demotion, eviction_policy, options.",
+        json_schema_extra={"hint": 'give a JSON list such as [{"class": "my.tier.Tier", "limit": "1GiB"}]'},
+    )
     prefault: bool = Field(
         default=True,
         description="Touch the pool's pages in the background after start, so that no copy pays for them.",
@@ -125,6 +229,11 @@ class KVTideConfig(BaseModel):
         description="One round trip of random bytes through the real copy path at start.",
         json_schema_extra={"hint": "give true or false"},
     )
+
+    @property
+    def tier_names(self) -> tuple[str, ...]:
+        """Names of the tiers below host memory, the nearest first."""
+        return (*(("disk",) if self.disk else ()), *(tier.label for tier in self.tiers))
 
 
 def hint_of(setting: str) -> str:
@@ -223,6 +332,13 @@ def _checked(merged: dict[str, Any]) -> KVTideConfig:
         first = error.errors()[0]
         name = str(first["loc"][0])
         raise ConfigError(name, merged.get(name), f"{hint_of(name)} ({first['msg']})") from None
+    if config.disk and not config.disk_limit:
+        raise ConfigError("disk_limit", None, f"say how much of {config.disk} may be used: {SIZE_HINT}")
+    if config.disk_limit and not config.disk:
+        raise ConfigError("disk_limit", int(config.disk_limit), "there is no disk: give its folder")
+    for label in config.tier_names:
+        if config.tier_names.count(label) > 1:
+            raise ConfigError("tiers", label, "two tiers have this name; give each a name of its own")
     # A bool is an int to Python; "blocks_per_chunk": true is a mistake, not a 1.
     for name, value in merged.items():
         if isinstance(value, bool) and KVTideConfig.model_fields[name].annotation is not bool:

@@ -1,19 +1,19 @@
 """What the scheduler side asks of the worker side, and what comes back.
 
 Frozen, picklable values: the two sides share these and nothing else. A job is a path over one set of
-slots (device -> host -> ..., or ... -> host -> device), a hop is one step of it and a result answers a
-hop.
+slots (device -> host -> tier, host -> device, tier -> host), a hop is one step of it and a result
+answers a hop.
 """
 
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from enum import Enum, auto
+from enum import Enum, IntEnum, auto
 from typing import Any, NamedTuple, NewType, TypeAlias
 
 from kvtide.errors import IllegalTransitionError
-from kvtide.keys import Medium
+from kvtide.keys import ChunkRun, Medium, OffloadKey
 
 JobId = NewType("JobId", int)
 
@@ -28,10 +28,20 @@ def ids(numbers: Iterable[int]) -> Ids:
 
 
 class Direction(Enum):
-    """Seen from the device."""
+    """Where a job's path begins and leads."""
 
     STORE = "store"
+    """From the device, and possibly on to a tier below host memory."""
     LOAD = "load"
+    """To the device."""
+    DEMOTE = "demote"
+    """From host memory to a tier below it."""
+    PROMOTE = "promote"
+    """From there to host memory."""
+
+
+COPIES = (Direction.STORE, Direction.LOAD)
+"""Directions that begin or end on the device."""
 
 
 class LoadStoreSpec(ABC):
@@ -86,6 +96,34 @@ class CPULoadStoreSpec(LoadStoreSpec):
     @staticmethod
     def medium() -> Medium:
         return Medium.HOST
+
+
+@dataclass(frozen=True, slots=True)
+class StorageLoadStoreSpec(LoadStoreSpec):
+    """Neighbouring chunks of one group in a tier below host memory.
+
+    Attributes:
+        tier: From 1, the one nearest to host memory.
+        group_index: Of the group.
+        start: First chunk, counted from the beginning of the prompt.
+        hashes: One per chunk, in prefix order.
+        parent_hash: Of the chunk before the first, None at the beginning of a prompt.
+    """
+
+    tier: int
+    group_index: int
+    start: int
+    hashes: tuple[bytes, ...] = field(repr=False)
+    parent_hash: bytes | None = None
+
+    @classmethod
+    def of(cls, tier: int, run: ChunkRun) -> "StorageLoadStoreSpec":
+        """Name the chunks of a run."""
+        return cls(tier, run.group_index, run.start, tuple(run.hashes()), run.parent_hash())
+
+    @staticmethod
+    def medium() -> Medium:
+        return Medium.STORAGE
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +207,31 @@ class HopResult(Enum):
 
     DONE = "done"
     FAILED = "failed"
+    LATE = "late"
+    """Not to be waited for; its memory stays in use until another answer comes."""
+
+
+class PartFate(IntEnum):
+    """What became of one chunk in a hop to or from a tier."""
+
+    FAILED = 0
+    """Not there now; a read may find it another time."""
+    DONE = 1
+    GONE = 2
+    """The tier has not got it, or had something else and has forgotten it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discard:
+    """Chunks that a tier is to forget.
+
+    Attributes:
+        tier: From 1.
+        keys: Of the chunks.
+    """
+
+    tier: int
+    keys: tuple[OffloadKey, ...] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,12 +244,18 @@ class OffloadingConnectorMetadata:
         jobs_to_flush: Open stores that must have left their device blocks before this step's forward.
         jobs_to_give_up: Open loads whose copies do not end. Their requests are reported as failed now; the
             jobs are answered when the copies have ended, if ever. Their blocks stay held meanwhile.
+        jobs_to_cancel: Open promotions nobody waits for any more: what has not begun does not begin.
+        discards: What left the books of tiers below host memory.
+        keeps_tiers: With a new generation: what the tiers hold is still right.
     """
 
     generation: int = 0
     jobs: tuple[TransferJob, ...] = ()
     jobs_to_flush: frozenset[JobId] = frozenset()
     jobs_to_give_up: frozenset[JobId] = frozenset()
+    jobs_to_cancel: frozenset[JobId] = frozenset()
+    discards: tuple[Discard, ...] = ()
+    keeps_tiers: bool = False
 
 
 HopKey = tuple[JobId, int]
@@ -208,6 +277,52 @@ class PoolReport:
     slot_bytes: int
 
 
+@dataclass(frozen=True, slots=True)
+class TierReport:
+    """What a rank says of one of its tiers.
+
+    Attributes:
+        serves: Reads may be asked of it.
+        takes_writes: There is room and it is not left out.
+        capacity_bytes: What it could hold.
+        record_bytes: Per group, what one chunk takes of that; 0 where another rank writes it.
+    """
+
+    serves: bool
+    takes_writes: bool
+    capacity_bytes: int
+    record_bytes: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class InventoryPiece:
+    """Some of what a rank found in a tier when it was opened, parents before what extends them.
+
+    Attributes:
+        tier: From 1.
+        generation: Of the catalog when it was found.
+        shard_counts: Per group, how many ranks have to find a chunk for it to count.
+        group_index: ``uint16[n]``.
+        chunk_index: ``uint32[n]``.
+        written_at_s: ``uint64[n]``, seconds since the epoch.
+        hashes: Of the chunks, one after another.
+        parent_hashes: Of the chunks before them; all zero at the beginning of a prompt.
+        hash_bytes: Of each.
+        last: Nothing comes after this.
+    """
+
+    tier: int
+    generation: int
+    shard_counts: tuple[int, ...]
+    group_index: bytes = b""
+    chunk_index: bytes = b""
+    written_at_s: bytes = b""
+    hashes: bytes = field(default=b"", repr=False)
+    parent_hashes: bytes = field(default=b"", repr=False)
+    hash_bytes: int = 1
+    last: bool = False
+
+
 @dataclass(slots=True)
 class OffloadingWorkerMetadata:
     """What the ranks answered in one step.
@@ -216,19 +331,34 @@ class OffloadingWorkerMetadata:
         results: Per hop, the result of each rank that answered.
         pools: Per rank, the state of its pool; only what has changed.
         generations: Per rank, the generation its worker has reached; only after a change.
+        fates: Per hop to or from a tier, and rank, what became of each chunk (``PartFate``); only where not
+            all of them are done.
+        tiers: Per rank and tier, its state; only what has changed.
+        inventory: What ranks found in their tiers.
     """
 
     results: dict[HopKey, dict[int, HopResult]] = field(default_factory=dict)
     pools: dict[int, PoolReport] = field(default_factory=dict)
     generations: dict[int, int] = field(default_factory=dict)
+    fates: dict[HopKey, dict[int, bytes]] = field(default_factory=dict)
+    tiers: dict[tuple[int, int], TierReport] = field(default_factory=dict)
+    inventory: tuple[InventoryPiece, ...] = ()
 
     def combine(self, other: "OffloadingWorkerMetadata") -> "OffloadingWorkerMetadata":
-        """Join what different ranks said; neither operand is changed."""
+        """Join what different ranks said, or a rank one step after the other; no operand is changed."""
         results = dict(self.results)
         for key, answers in other.results.items():
             results[key] = results.get(key, {}) | answers
+        fates = dict(self.fates)
+        for key, parts in other.fates.items():
+            fates[key] = fates.get(key, {}) | parts
         return OffloadingWorkerMetadata(
-            results, self.pools | other.pools, self.generations | other.generations
+            results,
+            self.pools | other.pools,
+            self.generations | other.generations,
+            fates,
+            self.tiers | other.tiers,
+            self.inventory + other.inventory,
         )
 
 

@@ -5,6 +5,7 @@ Knows definitions and how to add them up in plain types that cross processes. Do
 ``DEFINITIONS``.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -27,8 +28,8 @@ class Definition:
         kind: How it adds up.
         unit: For people; the unit also stands last in the name.
         help: One sentence.
-        label: Name of its one label, "" without.
-        label_values: What the label can be; series exist before the first event.
+        label: Name of its label, "" without; "tier", or "tier," and another one's name.
+        label_values: What that can be, tiers left aside; series exist before the first event.
         buckets: Upper bounds, for a histogram.
     """
 
@@ -40,8 +41,19 @@ class Definition:
     label_values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
+    def values_with(self, tier_names: Sequence[str]) -> list[str]:
+        """List what the label can be, where there are these tiers; several parts are joined by commas."""
+        if not self.label.startswith("tier"):
+            return list(self.label_values or ("",))
+        if not self.label_values:
+            return list(tier_names)
+        return [f"{tier},{value}" for tier in tier_names for value in self.label_values]
+
 
 _DIRECTIONS = ("store", "load")
+_TIER_DIRECTIONS = ("read", "write")
+TIER_SKIP_REASONS = ("queue_full", "full")
+TIER_ERRORS = ("miss", "corrupt", "full", "late", "cancelled", "out", "queue_full", "unavailable")
 SKIP_REASONS = ("pool_full", "queue_full", "below_threshold", "pool_not_ready")
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _MICROSECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
@@ -77,8 +89,31 @@ DEFINITIONS: tuple[Definition, ...] = (
                "Host memory that may be used: the setting, in whole slots."),
     Definition("pool_used_bytes", Kind.GAUGE, "bytes", "Host memory that holds chunks, ready or on the way."),
     Definition("pool_pinned_bytes", Kind.GAUGE, "bytes", "Host memory that open loads are reading."),
-    Definition("open_jobs", Kind.GAUGE, "jobs", "Copies planned or under way.", "direction", _DIRECTIONS),
+    Definition("open_jobs", Kind.GAUGE, "jobs", "Copies planned or under way.", "direction",
+               (*_DIRECTIONS, "promote", "demote")),
     Definition("open_store_bytes", Kind.GAUGE, "bytes", "Bytes of stores planned or under way."),
+    Definition("tier_bytes", Kind.COUNTER, "bytes", "Bytes read from and written to a tier.",
+               "tier,direction", _TIER_DIRECTIONS),
+    Definition("tier_seconds", Kind.COUNTER, "seconds", "Time its threads spent reading and writing.",
+               "tier,direction", _TIER_DIRECTIONS),
+    Definition("tier_hit_chunks", Kind.COUNTER, "chunks", "Chunks brought back to host memory.", "tier"),
+    Definition("tier_stored_chunks", Kind.COUNTER, "chunks", "Chunks that became ready there.", "tier"),
+    Definition("tier_evicted_chunks", Kind.COUNTER, "chunks", "Chunks that left it to make room.", "tier"),
+    Definition("tier_lost_chunks", Kind.COUNTER, "chunks", "Chunks that were missing or damaged when read.",
+               "tier"),
+    Definition("tier_found_chunks", Kind.COUNTER, "chunks", "Chunks of an earlier life, found after a start.",
+               "tier"),
+    Definition("tier_skipped_chunks", Kind.COUNTER, "chunks", "Chunks not written, by reason.",
+               "tier,reason", TIER_SKIP_REASONS),
+    Definition("tier_errors", Kind.COUNTER, "errors", "Chunks whose read or write failed, by kind.",
+               "tier,error", TIER_ERRORS),
+    Definition("tier_in_service", Kind.GAUGE, "flag", "1 while it is read from, 0 while it is left out.",
+               "tier"),
+    Definition("tier_takes_writes", Kind.GAUGE, "flag", "1 while it is written to, else 0: full or out.",
+               "tier"),
+    Definition("tier_used_bytes", Kind.GAUGE, "bytes", "What each rank has taken there.", "tier"),
+    Definition("tier_capacity_bytes", Kind.GAUGE, "bytes", "What each rank may take there.", "tier"),
+    Definition("tier_open_write_bytes", Kind.GAUGE, "bytes", "Bytes of writes planned or under way.", "tier"),
 )  # fmt: skip
 
 BY_NAME = {definition.name: definition for definition in DEFINITIONS}

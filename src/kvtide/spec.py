@@ -13,14 +13,17 @@ import torch
 from kvtide.config import KVTideConfig, hint_of
 from kvtide.errors import ConfigError
 from kvtide.geometry import KVGeometry
-from kvtide.jobs import Direction
+from kvtide.jobs import COPIES, Direction
 from kvtide.manager.catalog import CatalogGroup
 from kvtide.manager.cpu import CPUOffloadingManager
+from kvtide.manager.ladder import Ladder
+from kvtide.manager.lower import LowerTier
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.metrics import MetricsDelta
 from kvtide.policies import ARCPolicy, EvictionPolicy, LRUPolicy
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
+from kvtide.spec_tiers import TierIdentity, tier_plans, tier_seats
 from kvtide.transfer.devices import CPUCopier, DeviceCopier
 from kvtide.transfer.engine import OffloadingWorker
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
@@ -28,6 +31,7 @@ from kvtide.transfer.memory import available_host_bytes, check_budget, humanised
 from kvtide.transfer.pool import HostPool
 from kvtide.transfer.region import GroupRegions, group_regions, layer_views, slot_bytes_of
 from kvtide.transfer.self_test import round_trip
+from kvtide.transfer.tier_hops import TierHops, TierSeat
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +49,7 @@ class OffloadingSpec:
     Args:
         config: Checked settings.
         copiers: Who copies, by type of device; replaced in tests.
+        seats: Who leads to tiers; replaced in simulations.
 
     Raises:
         ConfigError: A name nobody knows.
@@ -54,11 +59,13 @@ class OffloadingSpec:
         self,
         config: KVTideConfig,
         copiers: Mapping[str, Callable[[Direction], DeviceCopier]] | None = None,
+        seats: Callable[[KVTideConfig, TierIdentity, Sequence[int]], list[TierSeat]] = tier_seats,
     ) -> None:
         if config.eviction_policy not in POLICIES:
             raise ConfigError("eviction_policy", config.eviction_policy, hint_of("eviction_policy"))
         self.config = config
         self._copiers = COPIERS if copiers is None else copiers
+        self._seats = seats
 
     def scheduler(
         self,
@@ -85,6 +92,7 @@ class OffloadingSpec:
                 "store_policy is eager for this model: the engine writes new blocks before it asks"
             )
             lazy = False
+        plans = tier_plans(config)
         manager = CPUOffloadingManager(
             POLICIES[config.eviction_policy](),
             ReuseFilter(config.store_threshold, config.store_filter_entries),
@@ -96,7 +104,20 @@ class OffloadingSpec:
                 )
                 for group in geometry.groups
             ),
+            [POLICIES[plan.eviction_policy]() for plan in plans],
         )
+        lower = [
+            LowerTier(
+                index,
+                plan.books,
+                manager.catalog,
+                manager.groups,
+                geometry.shard_count,
+                metrics,
+                with_events,
+            )
+            for index, plan in enumerate(plans, 1)
+        ]
         limits = SchedulerOffloadConfig(
             geometry,
             config.offload_prompt_only,
@@ -108,8 +129,11 @@ class OffloadingSpec:
             holds_stored_blocks=holds_stored_blocks,
             lazy=lazy,
             blocks_per_step=blocks_per_step,
+            promotion_share=config.promotion_share,
+            reset_keeps_tiers=config.reset_keeps_tiers,
         )
-        return OffloadingConnectorScheduler(limits, manager, metrics)
+        ladder = Ladder(manager, lower) if lower else None
+        return OffloadingConnectorScheduler(limits, manager, metrics, ladder)
 
     def worker(
         self,
@@ -119,11 +143,21 @@ class OffloadingSpec:
         group_layers: Sequence[Sequence[str]],
         num_blocks: int,
         metrics: MetricsDelta,
+        identity: TierIdentity | None = None,
     ) -> OffloadingWorker:
         """Build one rank's worker half over the tensors that the engine has allocated.
 
+        Args:
+            rank: From 0.
+            geometry: Groups, blocks and chunks.
+            kv_caches: Tensors by layer.
+            group_layers: Names of the layers of each group.
+            num_blocks: Blocks of the engine.
+            metrics: Where to count.
+            identity: Of what this rank writes below host memory; None without tiers there.
+
         Raises:
-            ConfigError: The budget does not fit this machine, or holds no chunk.
+            ConfigError: The budget does not fit this machine, or holds no chunk; a tier cannot be had.
             LayoutError: Tensors of a shape nobody has verified, or a device without a copier.
         """
         groups = [
@@ -147,13 +181,18 @@ class OffloadingSpec:
             direction: SingleDirectionOffloadingHandler(
                 direction, groups, pool, self._copiers[device](direction)
             )
-            for direction in Direction
+            for direction in COPIES
         }
         store, load = handlers[Direction.STORE], handlers[Direction.LOAD]
         if self.config.self_test:
             chunk_blocks = [group.blocks_per_chunk for group in geometry.groups]
             round_trip(kv_caches, group_layers, num_blocks, chunk_blocks, store, load)
-        return OffloadingWorker(rank, pool, store, load, metrics, self.config.flush_limit_s)
+        hops = None
+        if identity is not None:
+            chunk_bytes = [group.chunk_bytes for group in groups]
+            seats = self._seats(self.config, identity, chunk_bytes)
+            hops = TierHops(seats, pool, chunk_bytes, metrics)
+        return OffloadingWorker(rank, pool, store, load, metrics, self.config.flush_limit_s, hops)
 
     def check_budget(self, device: str, kv_bytes: int) -> None:
         """Refuse a budget that cannot fit, before anything of it is taken.

@@ -191,4 +191,4 @@ def test_an_idle_engine_comes_to_rest(engine: TinyEngine) -> None:
     manager = engine.deciding._manager
     manager.check_invariants(idle=True)
     assert manager.pinned_count == 0
-    assert manager.used_count == len(manager._catalog.all_slots(0))
+    assert manager.used_count == len(manager.catalog.all_slots(0))

@@ -430,9 +430,9 @@ RULES = (
         "F10 LMCache #1034",
         "test_failures_books.py::test_a_lookup_that_no_load_follows_leaves_nothing_behind",
         "manager/cpu.py",
-        "ready = self._catalog.resident(run.group_index, keys, run.start, run.stop)",
-        "ready = self._catalog.resident(run.group_index, keys, run.start, run.stop);"
-        " self._catalog.pin(keys, run.start + ready)",
+        "ready = self.catalog.resident(run.group_index, keys, run.start, run.stop)",
+        "ready = self.catalog.resident(run.group_index, keys, run.start, run.stop);"
+        " self.catalog.pin(keys, run.start + ready)",
         "a lookup pins what it finds",
     ),
     _rule(

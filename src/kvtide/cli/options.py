@@ -17,6 +17,7 @@ from kvtide.config import ENVIRONMENT_PREFIX, KVTideConfig
 from kvtide.transfer.memory import humanised
 
 PANEL = "Settings of kvtide"
+METAVARS = {"disk": "FOLDER", "promotion_share": "SHARE", "tiers": "JSON"}
 NO_METAVAR = " "  # without one, typer writes <bool> behind a flag, which takes no value
 
 
@@ -36,6 +37,8 @@ def written(value: object) -> str:
         return humanised(value)
     if isinstance(value, bool):
         return str(value).lower()
+    if value in ("", ()):
+        return "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -91,4 +94,6 @@ def _metavar(name: str, field: FieldInfo) -> str:
         return "SIZE"
     if name.endswith("_s"):
         return "SECONDS"
+    if name in METAVARS:
+        return METAVARS[name]
     return "N" if field.annotation is int else "NAME"

@@ -32,6 +32,21 @@ class Catalog(Departures):
         self._windowed = any(group.window is not None for group in groups)
         self._gaps = len(policies) > 1 or self._windowed
 
+    def clear(self) -> list[dict[bytes, int]]:
+        """Forget everything; handles of before mean nothing any more, and no later one is equal to them.
+
+        Returns:
+            What is left to be freed: a million keys take a while.
+        """
+        remains, handles = self.tree.surrender(), self._handles
+        self.__init__(self._groups, self._policies)  # type: ignore[misc]
+        self._handles = handles
+        return remains
+
+    def policy(self, tier: int) -> EvictionPolicy | None:
+        """Who decides what leaves a tier; None where the tier itself does."""
+        return self._policies[tier]
+
     def reserve(self, chunk_count: int) -> None:
         """Have a place for so many resident chunks, and for the names that policies remember beside them.
 
@@ -169,7 +184,7 @@ class Catalog(Departures):
             assert held <= count, f"node {node}: {held} of {count} entries held"
             above = self.tree.parent[node]
             closed = above == ROOT or not self._kept(node) or self._kept(above) == self.tree.count[above]
-            assert closed or self._windowed, f"node {node} is held and what it extends is not"
+            assert closed or self._windowed or self.has_holes, f"node {node} is held, what it extends is not"
             assert held == count or kept or self.tree.kids[node], f"node {node}: entries nobody holds"
         for handle, pinned in self._pinned_nodes.items():
             for node in pinned:

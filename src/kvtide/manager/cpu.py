@@ -14,10 +14,11 @@ from kvtide.errors import IllegalTransitionError, MissingChunkError
 from kvtide.events import ChunkContent, OffloadingEvent
 from kvtide.jobs import CPULoadStoreSpec, Ids, OffloadPolicy, ReqContext
 from kvtide.keys import ChunkRun, Medium, PackedKeys
+from kvtide.manager.arrivals import Arrivals
 from kvtide.manager.base import LookupResult, OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.manager.catalog import Catalog, CatalogGroup
 from kvtide.manager.extents import Extent, ExtentAllocator
-from kvtide.manager.pending import PendingStore, PendingStores
+from kvtide.manager.pending import PendingStore
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.metrics import MetricsDelta
 from kvtide.policies import EvictionPolicy
@@ -45,7 +46,6 @@ NOTHING = CPULoadStoreSpec(array("i"), (0,))
 class _Load:
     spec: CPULoadStoreSpec
     pin: int
-    generation: int
 
 
 @dataclass(slots=True)
@@ -74,6 +74,11 @@ class CPUOffloadingManager(OffloadingManager):
         metrics: Where to count.
         with_events: Whether anyone listens.
         groups: The KV cache groups.
+        lower_policies: Of the tiers below, see ``Catalog``.
+
+    Attributes:
+        catalog: Which chunk is where, in every tier.
+        groups: The KV cache groups.
     """
 
     def __init__(
@@ -83,18 +88,21 @@ class CPUOffloadingManager(OffloadingManager):
         metrics: MetricsDelta | None = None,
         with_events: bool = False,
         groups: Sequence[CatalogGroup] = (CatalogGroup(),),
+        lower_policies: Sequence[EvictionPolicy | None] = (),
     ) -> None:
         self._policy = policy
         # An empty filter is false: ask for None.
         self._admission = ReuseFilter(1, 1) if admission is None else admission
         self._metrics = MetricsDelta() if metrics is None else metrics
         self._with_events = with_events
-        self._groups = tuple(groups)
-        self._catalog = Catalog(self._groups, (policy,))
+        self.groups = tuple(groups)
+        self.catalog = Catalog(self.groups, (policy, *lower_policies))
         self._slots = ExtentAllocator(SLOTS_BEHIND_A_RUN)
-        self._pending = PendingStores([group.window is not None for group in groups])
+        self._arrivals = Arrivals(HOST, self.catalog, self.groups, self._now_ready, self._now_free)
+        self._pending = self._arrivals.pending
         self._loads: dict[int, _Load] = {}  # by the identity of the spec, which is kept with it
-        self._readers = np.zeros(0, dtype=np.int32)  # open loads, per slot
+        self._readers = np.zeros(0, dtype=np.int32)  # open copies that read it, per slot
+        self._unowned = np.zeros(0, dtype=bool)  # read by a copy alone: free once that has ended
         self._pinned_count = 0
         self._planned = 0
         self._remains: list[dict[bytes, int]] = []  # of catalogs that were reset
@@ -114,8 +122,13 @@ class CPUOffloadingManager(OffloadingManager):
         return self._slots.capacity - self._slots.free_count
 
     @property
+    def free_count(self) -> int:
+        """Slots that hold nothing."""
+        return self._slots.free_count
+
+    @property
     def pinned_count(self) -> int:
-        """Slots that open loads are reading."""
+        """Slots that open copies are reading."""
         return self._pinned_count
 
     def grow(self, capacity: int, planned: int = 0) -> None:
@@ -128,11 +141,14 @@ class CPUOffloadingManager(OffloadingManager):
         if capacity > self._slots.capacity:
             self._slots.grow(capacity)
             self._planned = max(capacity, planned, self._planned)
-            self._catalog.reserve(self._planned)
+            self.catalog.reserve(self._planned)
             if capacity > len(self._readers):
                 readers = np.zeros(self._planned, dtype=np.int32)
                 readers[: len(self._readers)] = self._readers
                 self._readers = readers
+                self._unowned = np.concatenate(
+                    (self._unowned, np.zeros(len(readers) - len(self._unowned), dtype=bool))
+                )
             self._policy.resize(capacity)
             self.room_epoch += 1
 
@@ -149,31 +165,31 @@ class CPUOffloadingManager(OffloadingManager):
     # -- reading --------------------------------------------------------------------------------
 
     def lookup(self, run: ChunkRun, ctx: ReqContext) -> LookupResult:
-        stride = self._groups[run.group_index].stride
+        stride = self.groups[run.group_index].stride
         as_they_are = run.hashes_per_chunk == stride and not run.lookahead
         keys = run.block_hashes if as_they_are else run.positions(stride)[0]
-        ready = self._catalog.resident(run.group_index, keys, run.start, run.stop)
+        ready = self.catalog.resident(run.group_index, keys, run.start, run.stop, HOST)
         later = False
         if len(self._pending) and ready < len(run):
             missing = first = run.start + ready
-            if not ready and self._groups[run.group_index].window is None:
+            if not ready and self.groups[run.group_index].window is None:
                 # The store that brings it may begin above the run.
-                first = self._catalog.resident(run.group_index, keys, 0, missing)
+                first = self.catalog.resident(run.group_index, keys, 0, missing, HOST)
             later = self._pending.follow(run, first)[0] > missing
         return LookupResult(ready, later)
 
     def known_count(self, run: ChunkRun) -> int:
         keys, _, _ = self._positions(run)
-        return self._pending.follow(run, self._catalog.resident(run.group_index, keys, 0, run.stop))[0]
+        return self._pending.follow(run, self.catalog.resident(run.group_index, keys, 0, run.stop, HOST))[0]
 
     def restore_point(self, run: ChunkRun) -> int:
         keys, _, stop = self._positions(run)
-        point = self._catalog.restore_point(keys, stop)
-        return point // self._groups[run.group_index].stride
+        point = self.catalog.restore_point(keys, stop, HOST)
+        return point // self.groups[run.group_index].stride
 
     def prepare_load(self, run: ChunkRun, ctx: ReqContext) -> CPULoadStoreSpec:
         keys, _, stop = self._positions(run)
-        slots = self._catalog.slots(HOST, run.group_index, keys, run.start, run.stop)
+        slots = self.catalog.slots(HOST, run.group_index, keys, run.start, run.stop)
         if len(slots) < len(run) or (len(slots) and slots.min() < 0):
             missing = run.start + (int(slots.argmin()) if len(slots) == len(run) else len(slots))
             raise MissingChunkError(
@@ -181,14 +197,13 @@ class CPUOffloadingManager(OffloadingManager):
                 " was ready when it was looked up and is not any more"
             )
         spec = CPULoadStoreSpec(_packed(slots), (len(slots),))
-        self._loads[id(spec)] = _Load(spec, self._catalog.pin(keys, stop), self.generation)
-        self._readers[slots] += 1
-        self._pinned_count += int(np.count_nonzero(self._readers[slots] == 1))
+        self._loads[id(spec)] = _Load(spec, self.catalog.pin(keys, stop))
+        self.hold(spec.slots)
         return spec
 
     def touch(self, run: ChunkRun, ctx: ReqContext) -> None:
         keys, _, stop = self._positions(run)
-        self._catalog.touch(keys, stop, ctx.visit)
+        self.catalog.touch(keys, stop, ctx.visit)
 
     def complete_load(self, run: ChunkRun, spec: CPULoadStoreSpec, ctx: ReqContext) -> None:
         load = self._loads.pop(id(spec), None)
@@ -196,15 +211,50 @@ class CPUOffloadingManager(OffloadingManager):
             raise IllegalTransitionError(
                 f"slot {next(iter(spec.slots), None)} is not pinned (request {ctx.request_id})"
             )
-        slots = np.frombuffer(spec.slots, dtype=np.int32)
-        self._readers[slots] -= 1
-        unread = slots[self._readers[slots] == 0]
-        self._pinned_count -= len(unread)
-        if load.generation == self.generation:
-            self._catalog.unpin(load.pin)
-        else:
-            self._slots.free_all(unread)
+        self.release(spec.slots)
+        self.catalog.unpin(load.pin)
         self.room_epoch += 1
+
+    def lacking(self, run: ChunkRun) -> tuple[int, int]:
+        """Find the first chunks in a row, one past the last, that are neither ready nor on their way.
+
+        Args:
+            run: Of a group without a window, from the beginning of the prompt.
+        """
+        start, stop, _ = self._arrivals.absent(run)
+        return start, stop
+
+    def keep(self, run: ChunkRun) -> int:
+        """Keep what is ready of a prompt up to a run's end where it is, until ``let_go``.
+
+        Returns:
+            A handle; one of before a reset means nothing.
+        """
+        keys, _, stop = self._positions(run)
+        return self.catalog.pin(keys, min(stop, self.catalog.tree.find(keys, stop)[1]))
+
+    def let_go(self, handle: int) -> None:
+        """Undo ``keep``."""
+        self.catalog.unpin(handle)
+        self.room_epoch += 1
+
+    def hold(self, slots: Ids) -> None:
+        """Let nobody else have slots while a copy reads them, whatever becomes of their chunks."""
+        held = np.frombuffer(slots, dtype=np.int32)
+        self._readers[held] += 1
+        self._pinned_count += int(np.count_nonzero(self._readers[held] == 1))
+
+    def release(self, slots: Ids) -> None:
+        """Undo ``hold``, once a copy."""
+        held = np.frombuffer(slots, dtype=np.int32)
+        self._readers[held] -= 1
+        unread = held[self._readers[held] == 0]
+        self._pinned_count -= len(unread)
+        unowned = unread[self._unowned[unread]]
+        if len(unowned):
+            self._unowned[unowned] = False
+            self._slots.free_all(unowned)
+            self.room_epoch += 1
 
     # -- writing --------------------------------------------------------------------------------
 
@@ -220,15 +270,15 @@ class CPUOffloadingManager(OffloadingManager):
             if wanted < missing:
                 refusal = Refusal.QUEUE_FULL if wanted < admitted else Refusal.BELOW_THRESHOLD
         if wanted:
-            keys, stride = self._positions(run)[0], self._groups[run.group_index].stride
-            self._catalog.recall(HOST, keys, gap.start * stride, (gap.start + wanted) * stride)
+            keys, stride = self._positions(run)[0], self.groups[run.group_index].stride
+            self.catalog.recall(HOST, keys, gap.start * stride, (gap.start + wanted) * stride)
             # What is extended is pinned, hence not evicted to make room.
             evicted = self._evict(wanted - self._slots.free_count)
             if self._slots.free_count < wanted:
                 wanted = self._slots.free_count
                 refusal = Refusal.POOL_FULL if self._slots.capacity else Refusal.POOL_NOT_READY
         if gap.parent is not None or not wanted:
-            self._catalog.unpin(gap.pin)
+            self.catalog.unpin(gap.pin)
         refused = missing - wanted if refusal else 0
         stored = run.between(gap.start, gap.start + wanted)
         if not wanted:
@@ -244,14 +294,14 @@ class CPUOffloadingManager(OffloadingManager):
         """Find the first missing chunks of a run, note its use and pin what they continue."""
         keys, _, stop = self._positions(run)
         group = run.group_index
-        if self._groups[group].window is not None:
-            self._catalog.touch(keys, stop, ctx.visit)
-            start, end = self._absent(run)
+        if self.groups[group].window is not None:
+            self.catalog.touch(keys, stop, ctx.visit)
+            start, end, _ = self._arrivals.absent(run)
             # Also what other groups hold beside it: a point that not all hold is none.
-            known = self._catalog.tree.find(keys, end * self._groups[group].stride)[1]
-            return _Gap(start, end, self._catalog.pin(keys, known))
+            known = self.catalog.tree.find(keys, end * self.groups[group].stride)[1]
+            return _Gap(start, end, self.catalog.pin(keys, known))
         # The whole prefix has to be there, whatever the run begins with.
-        ready, pin, before = self._catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)
+        ready, pin, before = self.catalog.begin_store(HOST, group, keys, run.stop, ctx.visit)
         known, parent = self._pending.follow(run, ready)
         if not run.start <= known < run.stop:
             return _Gap(known, known, pin)
@@ -259,41 +309,22 @@ class CPUOffloadingManager(OffloadingManager):
             before = parent.slots[known - 1 - parent.run.start]
         return _Gap(known, run.stop, pin, parent, before)
 
-    def _absent(self, run: ChunkRun) -> tuple[int, int]:
-        """Find the first chunks in a row of a windowed run that are neither there nor on their way."""
-        keys, _, _ = self._positions(run)
-        slots = self._catalog.slots(HOST, run.group_index, keys, run.start, run.stop)
-        there = np.zeros(len(run), dtype=bool)
-        there[: len(slots)] = slots >= 0
-        for index in range(len(run)):
-            there[index] |= self._pending.begins_at(run, run.start + index) is not None
-        if there.all():
-            return run.stop, run.stop
-        start = int(there.argmin())
-        behind = there[start:]
-        return run.start + start, run.start + start + (int(behind.argmax()) if behind.any() else len(behind))
-
     def describe(self, run: ChunkRun, spec: CPULoadStoreSpec, content: ChunkContent) -> None:
         store = self._pending.get(spec.slots, run)
         if store is not None:
             store.content = content
 
     def complete_store(self, run: ChunkRun, spec: CPULoadStoreSpec, ctx: ReqContext, success: bool) -> None:
-        store = self._pending.get(spec.slots, run)
-        if store is None or store.copied:
-            return
-        store.copied = True
-        if store.doomed:
-            self._free(store)
-        elif success and store.intact:
-            self._settle(store)
-        else:
-            self._doom(store)
+        self.complete_part(run, spec, len(run) if success else 0)
+
+    def complete_part(self, run: ChunkRun, spec: CPULoadStoreSpec, done_count: int) -> None:
+        """Do what ``complete_store`` does, where only the first ``done_count`` chunks have come."""
+        if self._arrivals.complete(run, spec.slots, done_count):
+            self._changed()
 
     def abandon_store(self, run: ChunkRun, spec: CPULoadStoreSpec) -> None:
-        store = self._pending.get(spec.slots, run)
-        if store is not None and not store.copied and not store.doomed:
-            self._doom(store)
+        if self._arrivals.abandon(run, spec.slots):
+            self._changed()
 
     # -- the rest -------------------------------------------------------------------------------
 
@@ -304,21 +335,23 @@ class CPUOffloadingManager(OffloadingManager):
     def reset(self) -> None:
         self.generation += 1
         if self._with_events:
-            self._tell_removed(self._catalog.names(HOST))
-        for store in self._pending:
-            self._forget(store)
+            self._tell_removed(self.catalog.names(HOST))
+        self._arrivals.forget()
         self._policy.clear()
-        self._remains += self._catalog.tree.surrender()
-        self._catalog = Catalog(self._groups, (self._policy,))
-        self._catalog.reserve(self._planned)
-        held = [np.frombuffer(store.slots, dtype=np.int32) for store in self._pending]
-        self._slots.clear(np.concatenate((*held, np.flatnonzero(self._readers))))
+        self._remains += self.catalog.clear()
+        self.catalog.reserve(self._planned)
+        pending = [np.frombuffer(store.slots, dtype=np.int32) for store in self._pending]
+        read = np.flatnonzero(self._readers)
+        self._unowned[read] = True
+        for slots in pending:
+            self._unowned[slots] = False
+        self._slots.clear(np.unique(np.concatenate((*pending, read))))
         self._changed()
         self.room_epoch += 1
 
     def check_invariants(self, idle: bool) -> None:
-        self._catalog.check_invariants()
-        ready = self._catalog.all_slots(HOST)
+        self.catalog.check_invariants()
+        ready = self.catalog.all_slots(HOST)
         pending = [slot for store in self._pending for slot in store.slots]
         read = set(np.flatnonzero(self._readers).tolist())
         held = {*ready, *pending, *read}
@@ -327,9 +360,8 @@ class CPUOffloadingManager(OffloadingManager):
         assert not set(ready) & set(pending), "a slot is ready and on the way"
         assert free + len(held) == self._slots.capacity, f"{free} free + {len(held)} held != {self.capacity}"
         assert len(read) == self._pinned_count, f"{len(read)} slots are read, {self._pinned_count} counted"
-        pins = sum(load.generation == self.generation for load in self._loads.values())
-        pins += sum(store.pin is not None for store in self._pending)
-        assert pins >= self._catalog.pin_count, f"{self._catalog.pin_count} pins, {pins} wanted"
+        unowned = set(np.flatnonzero(self._unowned).tolist())
+        assert unowned <= read - set(ready) - set(pending), f"slots {unowned} are nobody's and yet somebody's"
         if idle:
             assert not self._loads, f"{len(self._loads)} loads are pinned and no job is open"
             assert not len(self._pending), f"{len(self._pending)} stores are pending and no job is open"
@@ -337,75 +369,42 @@ class CPUOffloadingManager(OffloadingManager):
     # -- inside ---------------------------------------------------------------------------------
 
     def _positions(self, run: ChunkRun) -> tuple[Sequence[bytes], int, int]:
-        return run.positions(self._groups[run.group_index].stride)
+        return self._arrivals.positions(run)
 
-    def _settle(self, store: PendingStore) -> None:
-        """Make a copied store ready, and the stores that waited for it."""
-        ready = [store]
-        while ready:
-            store = ready.pop()
-            if store.parent is not None:
-                continue
-            run = store.run
-            keys, _, _ = self._positions(run)
-            slots = np.frombuffer(store.slots, dtype=np.int32)
-            self._catalog.insert(HOST, run.group_index, keys, run.start, slots, store.visit)
-            for child in store.children:
-                keys, begin, _ = self._positions(child.run)
-                child.parent, child.pin = None, self._catalog.pin(keys, begin)
-                if child.copied:
-                    ready.append(child)
-            if store.pin is not None:
-                self._catalog.unpin(store.pin)
-            self._pending.remove(store)
-            self._metrics.add("stored_chunks", len(store.slots))
-            if self._with_events:
-                self._events.append(OffloadingEvent(run, Medium.HOST, removed=False, content=store.content))
-        self._changed()
+    def _now_ready(self, store: PendingStore) -> None:
+        self._metrics.add("stored_chunks", len(store.slots))
+        if self._with_events:
+            self._events.append(OffloadingEvent(store.run, Medium.HOST, removed=False, content=store.content))
         self.room_epoch += 1
 
-    def _doom(self, store: PendingStore) -> None:
-        """Forget a failed store and everything that is pending on it."""
-        if store.parent is not None:
-            store.parent.children.remove(store)
-        doomed = [store]
-        while doomed:
-            store = doomed.pop()
-            doomed += store.children
-            if store.pin is not None:
-                self._catalog.unpin(store.pin)
-            self._forget(store)
-        self._changed()
+    def _now_free(self, store: PendingStore) -> None:
+        self._give_back(np.frombuffer(store.slots, dtype=np.int32))
 
-    def _forget(self, store: PendingStore) -> None:
-        """Nobody finds a pending store any more; its slots are freed when its copy has ended."""
-        if not store.doomed:
-            self._pending.forget_name(store)
-        store.doomed, store.pin, store.parent, store.children = True, None, None, []
-        if store.copied:
-            self._free(store)
-
-    def _free(self, store: PendingStore) -> None:
-        self._pending.remove(store)
-        self._slots.free_all(np.frombuffer(store.slots, dtype=np.int32))
+    def _give_back(self, slots: np.ndarray) -> None:
+        """Free slots that hold nothing any more; those that copies still read, when these have ended."""
+        if self._pinned_count:
+            read = self._readers[slots] > 0
+            self._unowned[slots[read]] = True
+            slots = slots[~read]
+        if len(slots):
+            self._slots.free_all(slots)
         self.room_epoch += 1
 
     def _evict(self, wanted: int) -> PackedKeys:
         """Free up to ``wanted`` slots, as many as may leave now."""
         if wanted <= 0:
             return PackedKeys()
-        gone = self._catalog.evict(HOST, wanted, self._runs_left)
+        gone = self.catalog.evict(HOST, wanted, self._runs_left)
         self._runs_left -= gone.run_count
         if not gone.count:
             return PackedKeys()
-        self._slots.free_all(np.concatenate(gone.slots))
+        self._give_back(np.concatenate(gone.slots))
         self._metrics.add("evicted_chunks", gone.count)
         self._changed()
-        self.room_epoch += 1
         return self._tell_removed(gone.names)
 
     def _tell_removed(self, names: Sequence[tuple[int, bytes]]) -> PackedKeys:
-        keys = PackedKeys(tuple(names), self._catalog.tree.width)
+        keys = PackedKeys(tuple(names), self.catalog.tree.width)
         if self._with_events and names:
             self._events.append(OffloadingEvent(keys, Medium.HOST, removed=True))
         return keys

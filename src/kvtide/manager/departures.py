@@ -49,6 +49,7 @@ class Departures(Residency):
         self._remembering = any(policy is not None and policy.remembers for policy in policies)
         self._remembered: list[set[int]] = [set() for _ in policies]
         self._pins: dict[int, dict[int, int]] = {}  # node -> {handle: entries it covers}
+        self.has_holes = False  # a tier has lost chunks that others extend
         self._pinned_nodes: dict[int, set[int]] = {}  # handle -> nodes
 
     def evict(self, tier: int, wanted: int, run_limit: int) -> Evicted:
@@ -80,7 +81,52 @@ class Departures(Residency):
         self._forget(tier)
         return gone
 
+    def review(self, tier: int, node: int) -> None:
+        """Tell a tier's policy anew whether chunks at the end of a node may leave."""
+        self._review(tier, node)
+
+    def lose(self, tier: int, group: int, keys: Sequence[bytes], chunk_index: int) -> bool:
+        """Note that a tier has not got a chunk after all; what extends it stays, and waits for it.
+
+        Returns:
+            Whether the tier was thought to have it.
+        """
+        stride = self._groups[group].stride
+        end = (chunk_index + 1) * stride
+        nodes, known = self.tree.find(keys, end)
+        row = tier * len(self._groups) + group
+        if known < end:
+            return False
+        node = nodes[-1]
+        if end - self.tree.start[node] < self.tree.count[node]:
+            node = self._split(node, end - self.tree.start[node])
+        last = self.tree.count[node] - 1
+        if self._have[row][node] <= last or self._slots[row][self.tree.entry[node] + last] == ABSENT:
+            return False
+        held = self.held(tier, node)
+        self._slots[row][self.tree.entry[node] + last] = ABSENT
+        # Of a coarse chunk the positions before its last hold nothing by themselves.
+        self._have[row][node] = max(0, last + 1 - stride)
+        self.has_holes = True
+        self._note_loss(tier, node, held)
+        return True
+
     # -- inside ---------------------------------------------------------------------------------
+
+    def _note_loss(self, tier: int, node: int, held: int) -> None:
+        """Tell a policy and the tree what a tier has lost at the end of a node; it had ``held`` entries."""
+        left, policy = self.held(tier, node), self._policies[tier]
+        above = self.tree.parent[node]
+        if not left:
+            self._kids[tier][above] -= 1
+        if policy is not None and left < held:
+            if left:
+                policy.shrunk(node, held - left)
+            else:
+                policy.removed(node)
+        self._prune(node)
+        self._review_all(node)
+        self._review_all(above)
 
     def _pinned(self, node: int) -> int:
         pins = self._pins.get(node)
@@ -144,6 +190,8 @@ class Departures(Residency):
 
     def _dispensable(self, tier: int, node: int, held: int) -> bool:
         """Whether what other tiers hold below a node would still be reached without this tier's part."""
+        if self.has_holes:
+            return True
         others = [other for other in self._tiers if other != tier]
         if any(self.held(other, node) >= held for other in others):
             return True

@@ -73,11 +73,7 @@ class PendingStores:
 
     def add(self, store: PendingStore) -> None:
         """Enter a store whose parent is entered already."""
-        self._by_slot[store.slots[0]] = store
-        run = store.run
-        last = run.stop if self._scattered[run.group_index] else run.start + 1
-        store.names = [(run.group_index, run.hash_of(index)) for index in range(run.start, last)]
-        self._by_name.update(dict.fromkeys(store.names, store))
+        self._enter(store)
         if store.parent is not None:
             store.parent.children.append(store)
 
@@ -105,8 +101,27 @@ class PendingStores:
         parent = None
         while (store := self.begins_at(run, chunk_index)) is not None and store.intact:
             parent = store
-            chunk_index += _agreed(store.run, run, min(store.run.stop, run.stop) - store.run.start)
+            first = store.run.start
+            chunk_index = first + _agreed(store.run, run, min(store.run.stop, run.stop) - first)
         return chunk_index, parent
+
+    def part(self, store: PendingStore, count: int) -> PendingStore:
+        """Part a store after its first ``count`` chunks.
+
+        Returns:
+            The rest, as a store that continues it; what continued it continues the rest now.
+        """
+        run = store.run
+        self.remove(store)
+        rest = PendingStore(run.between(run.start + count, run.stop), store.slots[count:], store.visit, store)
+        rest.children, store.children = store.children, []
+        for child in rest.children:
+            child.parent = rest
+        store.run, store.slots = run.between(run.start, run.start + count), store.slots[:count]
+        store.last_hash = store.run.hash_of(store.run.stop - 1)
+        self._enter(store)
+        self.add(rest)
+        return rest
 
     def forget_name(self, store: PendingStore) -> None:
         """Nobody is to find this store any more; it stays until ``remove``."""
@@ -126,6 +141,13 @@ class PendingStores:
 
     def __len__(self) -> int:
         return len(self._by_slot)
+
+    def _enter(self, store: PendingStore) -> None:
+        self._by_slot[store.slots[0]] = store
+        run = store.run
+        last = run.stop if self._scattered[run.group_index] else run.start + 1
+        store.names = [(run.group_index, run.hash_of(index)) for index in range(run.start, last)]
+        self._by_name.update(dict.fromkeys(store.names, store))
 
 
 def _agreed(stored: ChunkRun, other: ChunkRun, limit: int) -> int:

@@ -103,6 +103,14 @@ class PrefixTree:
         at = self.entry[node] * self.width
         return self._arena[at + begin * self.width : at + end * self.width]
 
+    def prefix(self, node: int, count: int) -> list[bytes]:
+        """List the hashes of a whole prefix, up to the first ``count`` entries of a node."""
+        parts, width = [self.hashes(node, 0, count)], self.width
+        while (node := self.parent[node]) != ROOT:
+            parts.append(self.hashes(node, 0, self.count[node]))
+        names = b"".join(reversed(parts))
+        return [names[at : at + width] for at in range(0, len(names), width)]
+
     def _agreed(self, node: int, keys: Sequence[bytes], position: int, limit: int) -> int:
         """Count the entries of a node, at least one, that agree with ``keys`` from ``position`` on."""
         low, high = 1, limit

@@ -21,6 +21,9 @@ class BlockPool(Protocol):
     blocks: Sequence[Any]
     free_block_queue: Any
 
+    def get_cached_block(self, block_hash: Any, kv_cache_group_ids: list[int]) -> Any:
+        """Find the blocks of groups that go by a hash; None when one has none."""
+
     def touch(self, blocks: Sequence[Any]) -> None:
         """Take one reference on each block."""
 

@@ -42,8 +42,8 @@ class TransferJobStatus:
         owner: The request it is for, which may have finished.
         held: Per group, its chunks.
         token_count: Tokens a load brings; 0 for a store.
-        owing: Ranks that have not answered, per hop.
-        failed: Any rank said so, for any hop.
+        owing: Ranks that have not answered, per hop to or from the device.
+        failed: Any rank said so, for any such hop.
         state: In the table of ``kvtide.jobs``.
         planned_at_s: On the scheduler's clock.
         given_up: A load whose request was told that it failed, while its copy goes on.
@@ -124,13 +124,13 @@ class OpenJobs:
         token_count: int = 0,
     ) -> TransferJobStatus:
         """Enter a job for the next step and fence its device blocks. Ids are never used twice."""
-        job_id = JobId(self._next_id)
-        self._next_id += 1
+        job_id = self.new_id()
         job = TransferJob(
             job_id, generation, direction, owner.request.request_id, hops, after, self._deadline_s
         )
-        # A job without a hop is one that could not be planned; each rank answers that it has failed.
-        owing = [set(range(self._rank_count)) for _ in hops or (None,)]
+        # A job without a hop is one that could not be planned; each rank answers that it has failed. Hops
+        # below host memory, which come after the first, are in other books.
+        owing = [set(range(self._rank_count))]
         status = TransferJobStatus(job, owner, tuple(held), token_count, owing, now_s)
         self._open[job_id] = status
         self._unsent.append(job_id)
@@ -141,6 +141,11 @@ class OpenJobs:
         if direction is Direction.STORE:
             self._store_chunks += status.chunk_count
         return status
+
+    def new_id(self) -> JobId:
+        """Give a number that no other job has, here or below host memory."""
+        self._next_id += 1
+        return JobId(self._next_id - 1)
 
     def send(self) -> tuple[TransferJob, ...]:
         """Hand out what was planned since the last step."""

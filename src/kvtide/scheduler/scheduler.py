@@ -17,6 +17,7 @@ from kvtide.jobs import (
     ReqContext,
 )
 from kvtide.manager.cpu import CPUOffloadingManager
+from kvtide.manager.ladder import Ladder
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.alarm import WriteOnlyAlarm
 from kvtide.scheduler.due import DueRequests
@@ -27,6 +28,7 @@ from kvtide.scheduler.lazy import LazyStores
 from kvtide.scheduler.limits import NO_LIMIT, UNLIMITED, limits_of
 from kvtide.scheduler.loads import LoadPlanner
 from kvtide.scheduler.lookup import look_up
+from kvtide.scheduler.lower_tiers import LowerTiers
 from kvtide.scheduler.open_jobs import OpenJobs, TransferJobStatus
 from kvtide.scheduler.pace import RecomputePace
 from kvtide.scheduler.parked import ParkedRequests
@@ -48,10 +50,15 @@ class OffloadingConnectorScheduler:
         config: Geometry and limits.
         manager: Which chunk is where.
         metrics: Where to count.
+        ladder: Tiers below host memory; None without any.
     """
 
     def __init__(
-        self, config: SchedulerOffloadConfig, manager: CPUOffloadingManager, metrics: MetricsDelta
+        self,
+        config: SchedulerOffloadConfig,
+        manager: CPUOffloadingManager,
+        metrics: MetricsDelta,
+        ladder: Ladder | None = None,
     ) -> None:
         self._config = config
         self._geometry = config.geometry
@@ -60,7 +67,10 @@ class OffloadingConnectorScheduler:
         self._requests: dict[str, RequestOffloadState] = {}
         self._jobs = OpenJobs(config.rank_count, config.transfer_deadline_s)
         self._holds = BlockHolds()
-        self._stores = StorePlanner(config, manager, self._jobs, metrics, self._holds)
+        self._lower = None
+        if ladder is not None:
+            self._lower = LowerTiers(config, ladder, self._jobs, self._holds, metrics)
+        self._stores = StorePlanner(config, manager, self._jobs, metrics, self._holds, self._lower)
         self._lazy = LazyStores(config, manager, self._stores) if config.lazy else None
         self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
         self._quarantine = Quarantine(
@@ -87,8 +97,10 @@ class OffloadingConnectorScheduler:
     # -- the life of a request ------------------------------------------------------------------
 
     def on_new_request(self, request: EngineRequest) -> None:
-        """Create the state beside a request that has arrived."""
-        self._state_of(request)
+        """Create the state beside a request that has arrived, and bring back what it will want."""
+        state = self._state_of(request)
+        if self._lower is not None:
+            self._lower.arrived(state)
 
     def get_num_new_matched_tokens(
         self, request: EngineRequest, num_computed_tokens: int, now_s: float
@@ -119,9 +131,10 @@ class OffloadingConnectorScheduler:
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
+        later = found.later or (self._lower is not None and self._lower.awaits(state))
         hit_tokens = found.restored_tokens - num_computed_tokens
         brought_by = self._loads.brought_by(state, num_computed_tokens) if hit_tokens > 0 else None
-        if found.later or brought_by is not None:
+        if later or brought_by is not None:
             until_s = self._patience_ends_s(state, num_computed_tokens, now_s)
             if now_s < until_s:
                 self._deferred_count += 1
@@ -168,6 +181,8 @@ class OffloadingConnectorScheduler:
             self._parked.admitted(state)
         if num_external_tokens:
             self._loads.plan(state, restored_tokens, frozenset(after), now_s)
+        if self._lower is not None:
+            self._lower.admitted(state)
 
     def request_finished_all_groups(
         self, request: EngineRequest, block_ids: BlockTable, now_s: float
@@ -180,6 +195,8 @@ class OffloadingConnectorScheduler:
         state = self._requests.pop(request.request_id, None)
         self._parked.settled(request.request_id)
         self._due.soon.discard(request.request_id)
+        if self._lower is not None and state is not None:
+            self._lower.finished(state)
         # The blocks of an open load, ours or another connector's, hold nothing yet.
         if state is None or state.load_job is not None or not state.computed or not any(block_ids):
             return
@@ -207,13 +224,16 @@ class OffloadingConnectorScheduler:
         self._store_states(step, now_s)
         if self._lazy is not None:
             self._lazy.end_step(step.total_num_scheduled_tokens, now_s)
+        if self._lower is not None:
+            self._lower.end_step(now_s)
         self._manager.keep_room()
         self._quarantine.note(now_s)
         flush, self._flush = self._flush, set()
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
-        return OffloadingConnectorMetadata(
+        told = OffloadingConnectorMetadata(
             self._manager.generation, self._jobs.send(), jobs_to_flush, self._quarantine.take()
         )
+        return told if self._lower is None else self._lower.told(told)
 
     def _plan_stores(self, step: EngineStep, now_s: float) -> None:
         """Offer what this step completes, of the requests whose turn it is."""
@@ -265,13 +285,16 @@ class OffloadingConnectorScheduler:
             status = self._jobs.get(job_id)
             if status is not None and status.answer(hop_index, results):
                 self._end_job(status)
+        if self._lower is not None:
+            self._lower.note(answers)
         self._make_ready()
 
     # -- the rest of the engine's hooks ---------------------------------------------------------
 
     def take_events(self) -> list[OffloadingEvent]:
         """Hand out what became ready or left since the last call."""
-        return self._manager.take_events()
+        events = self._manager.take_events()
+        return events if self._lower is None else events + self._lower.take_events()
 
     def reset_cache(self) -> bool:
         """Forget everything and begin a new generation, never freeing under a copy.
@@ -285,6 +308,8 @@ class OffloadingConnectorScheduler:
         for state in self._requests.values():
             state.memo = state.wait = None
             state.stale = any(group.block_ids for group in state.groups)
+        if self._lower is not None:
+            self._lower.reset(self._requests.values())
         return True
 
     def has_pending_push_work(self, now_s: float) -> bool:
@@ -292,6 +317,8 @@ class OffloadingConnectorScheduler:
 
         A job that is long overdue is left out, or a wedged copy would spin a core for ever.
         """
+        if self._lower is not None and self._lower.is_warming(now_s):
+            return True
         overdue_s = self._config.transfer_deadline_s + QUARANTINE_S
         if self._copied or any(now_s - status.planned_at_s < overdue_s for status in self._jobs):
             return True
@@ -305,6 +332,8 @@ class OffloadingConnectorScheduler:
         self._gauges.set(
             self._metrics, self._manager, self._jobs, self._pools.values(), self._stores.slot_bytes
         )
+        if self._lower is not None:
+            self._lower.set_gauges()
         return self._metrics
 
     def check_invariants(self) -> None:
@@ -315,7 +344,11 @@ class OffloadingConnectorScheduler:
         self._loads.check_invariants()
         if self._lazy is not None:
             self._lazy.check_invariants()
-        self._manager.check_invariants(idle=not len(self._jobs) and not self._copied)
+        idle = not len(self._jobs) and not self._copied
+        if self._lower is not None:
+            self._lower.check_invariants()
+            idle = idle and self._lower.is_idle
+        self._manager.check_invariants(idle)
 
     # -- inside ---------------------------------------------------------------------------------
 
@@ -397,6 +430,8 @@ class OffloadingConnectorScheduler:
         self._pools.update(pools)
         if len(self._pools) == self._config.rank_count:
             self._stores.slot_bytes = sum(pool.slot_bytes for pool in self._pools.values())
+            if self._lower is not None:
+                self._lower.note_slot_bytes(self._stores.slot_bytes)
             self._manager.grow(
                 min(pool.ready_slots for pool in self._pools.values()),
                 min(pool.slot_count for pool in self._pools.values()),

@@ -29,6 +29,8 @@ class SchedulerOffloadConfig:
         store_queue_bytes: Bytes of stores that may be open at once.
         with_events: Whether anyone listens to KV events.
         lazy: Store what the engine is about to hand out, not what is complete.
+        promotion_share: Of host memory, what promotions may take before their requests have read it.
+        reset_keeps_tiers: What lies below host memory is still right after a reset.
         blocks_per_step: Blocks that the engine hands out in one step at most, loads left aside.
     """
 
@@ -43,6 +45,8 @@ class SchedulerOffloadConfig:
     holds_stored_blocks: bool = False
     lazy: bool = False
     blocks_per_step: int = 0
+    promotion_share: float = 0.25
+    reset_keeps_tiers: bool = False
 
     @property
     def rank_count(self) -> int:
@@ -99,6 +103,27 @@ class Wait:
 
 
 @dataclass(slots=True)
+class Kept:
+    """What tiers below host memory have to do with a request.
+
+    Attributes:
+        handles: Of prefixes that were brought back for it and stay until it has read them.
+        chunk_count: Chunks of those.
+        jobs: Open promotions that were begun for it.
+        epoch: Of residency, when it was last looked at.
+        attempts: Times promotions were begun.
+        sighted: It has been admitted before.
+    """
+
+    handles: list[int] = field(default_factory=list)
+    chunk_count: int = 0
+    jobs: set[JobId] = field(default_factory=set)
+    epoch: int = -1
+    attempts: int = 0
+    sighted: bool = False
+
+
+@dataclass(slots=True)
 class RequestOffloadState:
     """Beside one request of the engine.
 
@@ -118,6 +143,7 @@ class RequestOffloadState:
         refused: Why a store was refused, and the epoch it waits to see the end of.
         being_admitted: The engine has asked and not yet told us of blocks.
         stale: The blocks hold KV of before a reset, which must not be stored.
+        below: What tiers below host memory have to do with it.
         planned_tokens: With lazy stores: tokens that were computed, or in the making, at the last look; no
             limit for all it knows but the last one.
         memo: The last lookup.
@@ -142,6 +168,7 @@ class RequestOffloadState:
     wait: Wait | None = None
     offer_at: int = 0
     planned_tokens: int = 0
+    below: Kept = field(default_factory=Kept)
 
     def begin_admission(self, local_tokens: int) -> None:
         """Note that the engine asks on behalf of a request that owns no blocks."""

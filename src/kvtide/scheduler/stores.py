@@ -12,9 +12,11 @@ from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, Ids,
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
+from kvtide.scheduler.below import hop_of
 from kvtide.scheduler.fences import NULL_BLOCK
 from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.limits import NO_LIMIT
+from kvtide.scheduler.lower_tiers import LowerTiers
 from kvtide.scheduler.open_jobs import HeldChunks, OpenJobs
 from kvtide.scheduler.restore_points import chunks_kept
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig
@@ -36,8 +38,10 @@ class StorePlanner:
         jobs: OpenJobs,
         metrics: MetricsDelta,
         holds: BlockHolds,
+        lower: LowerTiers | None = None,
     ) -> None:
         self._config = config
+        self._lower = lower
         self._holds = holds
         interval = config.geometry.restore_interval
         self._interval_tokens = -(-max(config.restore_interval_tokens, 1) // interval) * interval
@@ -277,17 +281,25 @@ class StorePlanner:
         now_s: float,
     ) -> None:
         run = output.keys_to_store
-        if self._config.with_events:
-            self._manager.describe(run, output.store_spec, _content(state, run, group))
+        content = content_of(state, run, group) if self._config.with_events else None
+        if content is not None:
+            self._manager.describe(run, output.store_spec, content)
         first = run.stop * group.blocks_per_chunk - len(block_ids)
+        hops: tuple[Hop, ...] = (self._hop(group, block_ids, first, output.store_spec),)
+        writes = []
+        if self._lower is not None:
+            writes = self._lower.behind_store(state, run, output.store_spec.slots, content)
+            hops += tuple(hop_of(write) for write in writes)
         status = self._jobs.plan(
             state,
             self._manager.generation,
             Direction.STORE,
-            (self._hop(group, block_ids, first, output.store_spec),),
+            hops,
             (HeldChunks(run, output.store_spec),),
             now_s,
         )
+        if self._lower is not None:
+            self._lower.enter_behind(status.job.job_id, writes)
         if self._config.holds_stored_blocks:
             self._holds.take(status)
 
@@ -315,7 +327,8 @@ class StorePlanner:
         return max(0, self._config.store_queue_bytes // self.slot_bytes - self._jobs.store_chunk_count)
 
 
-def _content(state: RequestOffloadState, run: ChunkRun, group: GroupGeometry) -> ChunkContent:
+def content_of(state: RequestOffloadState, run: ChunkRun, group: GroupGeometry) -> ChunkContent:
+    """Say what the chunks of a run hold, for whoever listens to events."""
     tokens = state.request.all_token_ids[
         run.start * group.tokens_per_chunk : run.stop * group.tokens_per_chunk
     ]

@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from kvtide.jobs import (
+    COPIES,
     Direction,
     HopKey,
     HopResult,
@@ -23,8 +24,14 @@ from kvtide.metrics import MetricsDelta
 from kvtide.transfer.devices import CopyOutcome
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 from kvtide.transfer.pool import HostPool
+from kvtide.transfer.tier_hops import HopAnswers, TierHops
 
 logger = logging.getLogger(__name__)
+
+NO_NEWS = OffloadingWorkerMetadata()
+
+CLOSE_PATIENCE_S = 5.0
+"""So long an orderly end waits for calls to tiers."""
 
 PATIENCE = 0.75
 """Share of the flush limit after which a copy is cancelled; the rest is for it to notice."""
@@ -48,6 +55,7 @@ class OffloadingWorker:
         load: Host to device.
         metrics: Where to count.
         flush_limit_s: How long a step may wait for a store before it is cancelled.
+        hops: Tiers below the pool; None without any.
     """
 
     def __init__(
@@ -58,12 +66,14 @@ class OffloadingWorker:
         load: SingleDirectionOffloadingHandler,
         metrics: MetricsDelta,
         flush_limit_s: float,
+        hops: TierHops | None = None,
     ) -> None:
         self._rank = rank
         self._pool = pool
         self._handlers = {Direction.STORE: store, Direction.LOAD: load}
         self._metrics = metrics
         self._flush_limit_s = flush_limit_s
+        self._hops = hops
         self._open: dict[JobId, TransferJob] = {}
         self._deferred: list[TransferJob] = []  # stores whose forward has not ended yet
         # Loads behind a copy that still touches their blocks, and until when they wait.
@@ -73,7 +83,7 @@ class OffloadingWorker:
         self._answers: dict[HopKey, HopResult] = {}
         self._loads = LoadResults()
         self._generation = 0
-        self._generation_news: int | None = None
+        self._unacknowledged: int | None = None  # a generation that has begun and was not told
         self._reported: PoolReport | None = None
         self._begun: OffloadingConnectorMetadata | None = None
 
@@ -87,11 +97,17 @@ class OffloadingWorker:
         if self._begun is step:
             return
         self._begun = step
-        self._note_generation(step.generation)
+        self._note_generation(step.generation, step.keeps_tiers)
+        if self._hops is not None:
+            self._hops.discard(step.discards)
+            self._hops.cancel(step.jobs_to_cancel)
         for job_id in step.jobs_to_give_up & self._open.keys():
             self._give_up(self._open[job_id])
         ready, self._deferred = self._deferred, []
         for job in step.jobs:
+            if job.direction not in COPIES:
+                self._begin_below(job, 0)
+                continue
             self._open[job.job_id] = job
             if job.direction is Direction.STORE:
                 # A store that is to be flushed at once was planned when its request finished: the
@@ -121,6 +137,8 @@ class OffloadingWorker:
             for outcome in handler.get_finished():
                 self._note_outcome(direction, outcome)
         self._unpark()
+        if self._hops is not None:
+            self._hops.poll()
         results, self._loads = self._loads, LoadResults()
         return results
 
@@ -130,25 +148,48 @@ class OffloadingWorker:
         answers = OffloadingWorkerMetadata(
             {key: {self._rank: result} for key, result in self._answers.items()},
             {} if report == self._reported else {self._rank: report},
-            {} if self._generation_news is None else {self._rank: self._generation_news},
         )
-        self._answers, self._reported, self._generation_news = {}, report, None
-        if answers.results or answers.pools or answers.generations:
-            return answers
-        return None
+        self._answers, self._reported = {}, report
+        if self._hops is not None:
+            self._add_below(answers, self._hops.take_answers())
+        if self._unacknowledged is not None and (self._hops is None or self._hops.generation_is_durable):
+            answers.generations[self._rank] = self._unacknowledged
+            self._unacknowledged = None
+        return None if answers == NO_NEWS else answers
 
     def close(self) -> None:
         """End every copy; no byte is written after it returns."""
         for handler in self._handlers.values():
             handler.close()
+        if self._hops is not None:
+            self._hops.close(CLOSE_PATIENCE_S)
         self._pool.close()
 
     # -- inside -----------------------------------------------------------------------------------
 
-    def _note_generation(self, generation: int) -> None:
+    def _begin_below(self, job: TransferJob, first: int, success: bool = True) -> None:
+        """Begin the hops of a job that lie below the pool, or answer for those that never will."""
+        if len(job.hops) <= first:
+            return
+        if self._hops is None:
+            logger.error("job %d leads to a tier that this rank has not got", job.job_id)
+        elif success and job.generation == self._generation:
+            self._hops.begin(job, first)
+        else:
+            self._hops.refuse(job, first)
+
+    def _add_below(self, answers: OffloadingWorkerMetadata, below: HopAnswers) -> None:
+        answers.results.update((key, {self._rank: result}) for key, result in below.results.items())
+        answers.fates.update((key, {self._rank: fates}) for key, fates in below.fates.items())
+        answers.tiers.update(((self._rank, tier), report) for tier, report in below.reports.items())
+        answers.inventory = below.inventory
+
+    def _note_generation(self, generation: int, keeps_tiers: bool) -> None:
         if generation == self._generation:
             return
-        self._generation = self._generation_news = generation
+        self._generation = self._unacknowledged = generation
+        if self._hops is not None:
+            self._hops.begin_generation(generation, keeps_tiers)
         # What an open load brings is of before the reset: the request has to compute instead.
         for job in self._open.values():
             if job.direction is Direction.LOAD:
@@ -237,6 +278,7 @@ class OffloadingWorker:
         name = "transfers" if success else "transfer_failures"
         self._metrics.add(name, 1, job.direction.value)
         self._answers[job.job_id, 0] = HopResult.DONE if success else HopResult.FAILED
+        self._begin_below(job, 1, success)
         told = job.job_id in self._given_up
         self._given_up.discard(job.job_id)
         if job.direction is Direction.LOAD and not told:

@@ -10,10 +10,23 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
-from kvtide.jobs import JobId
+from kvtide.jobs import JobId, PartFate
 from kvtide.keys import OffloadKey
 from kvtide.tiers.breaker import BreakerState
 from kvtide.tiers.records import ChunkName, RecordHeader
+
+__all__ = [
+    "CANCELLED",
+    "LATE",
+    "MISS",
+    "OUT",
+    "Lane",
+    "PartFate",
+    "TierDirection",
+    "TierOutcome",
+    "TierPart",
+    "TierState",
+]
 
 
 class TierDirection(IntEnum):
@@ -21,17 +34,6 @@ class TierDirection(IntEnum):
 
     READ = 0
     WRITE = 1
-
-
-class PartFate(IntEnum):
-    """How one chunk of a job ended."""
-
-    FAILED = 0
-    """Whether it is in the tier is not known."""
-    DONE = 1
-    """Its bytes are where they should be."""
-    GONE = 2
-    """It is not in the tier, or was damaged and has been forgotten."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # noqa: E402
 from vllm.v1.metrics.cache_hit_source import CacheHitSource  # noqa: E402
 
 from kvtide.vllm.events import to_vllm  # noqa: E402
+from kvtide.vllm.identity import refuse_random_hashes, tier_identity_of  # noqa: E402
 from kvtide.vllm.layout import (  # noqa: E402
     blocks_per_step,
     geometry_of,
@@ -132,6 +133,8 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         refuse_unverified(vllm_config)
         settings = config_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         refuse_blind_stores(vllm_config, settings.store_policy)
+        if settings.tier_names:
+            refuse_random_hashes(vllm_config.cache_config.prefix_caching_hash_algo, os.environ)
         OffloadingSpec(settings)
         return required_layout(vllm_config)
 
@@ -158,7 +161,11 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
     ) -> KVTidePromMetrics:
-        return KVTidePromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        transfer = vllm_config.kv_transfer_config
+        settings = config_of(transfer.kv_connector_extra_config if transfer is not None else None)
+        return KVTidePromMetrics(
+            vllm_config, metric_types, labelnames, per_engine_labelvalues, settings.tier_names
+        )
 
     # -- the scheduler half -----------------------------------------------------------------------
 
@@ -219,6 +226,9 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
 
     def register_kv_caches(self, kv_caches: dict[str, "torch.Tensor"]) -> None:
         config = self._kv_cache_config
+        identity = None
+        if self._settings.tier_names:
+            identity = tier_identity_of(self._vllm_config, config, self._geometry)
         self._worker = self._spec.worker(
             self._vllm_config.parallel_config.rank,
             self._geometry,
@@ -226,6 +236,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             [config.kv_cache_groups[group.engine_index].layer_names for group in self._geometry.groups],
             config.num_blocks,
             self._metrics,
+            identity,
         )
 
     def handle_preemptions(self, kv_connector_metadata: KVConnectorMetadata) -> None:

@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from kvtide.errors import ConfigError
-from kvtide.geometry import KVGeometry
+from kvtide.geometry import GroupKind, KVGeometry
+from kvtide.spec_tiers import ShardPlace, TierIdentity
 from kvtide.tiers.fingerprint import Fingerprint, weights_digest
-from kvtide.tiers.records import FORMAT_VERSION
+from kvtide.tiers.records import FORMAT_VERSION, Shard
 
 if TYPE_CHECKING:
     from vllm.config import ModelConfig, VllmConfig
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 SEEDED_ALGORITHMS = ("sha256", "sha256_cbor")
 """Hashes with a seed that vLLM fixes by itself; of others each process draws its own."""
+
+LATENTS = (GroupKind.MLA_ATTENTION, GroupKind.SLIDING_WINDOW_MLA)
 
 NOT_OF_THE_BYTES = {"_name_or_path", "transformers_version", "architectures", "torch_dtype", "dtype"}
 """Values of a model's configuration that say where it came from, or stand under another name here."""
@@ -66,6 +69,56 @@ def fingerprint_of(
             ],
         }
     )
+
+
+def tier_identity_of(
+    vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", geometry: KVGeometry
+) -> TierIdentity:
+    """Say whose bytes this rank writes below host memory.
+
+    Raises:
+        ConfigError: As ``fingerprint_of``.
+    """
+    parallel = vllm_config.parallel_config
+    places = [shard_places(vllm_config, geometry, rank) for rank in range(geometry.shard_count)]
+    return TierIdentity(
+        parallel.rank,
+        geometry.shard_count,
+        fingerprint_of(vllm_config, kv_cache_config, geometry),
+        vllm_config.model_config.model,
+        places[parallel.rank],
+        frozenset(place.writer for of_rank in places for place in of_rank),
+    )
+
+
+def shard_places(vllm_config: "VllmConfig", geometry: KVGeometry, rank: int) -> tuple[ShardPlace, ...]:
+    """Say, per group, which part of each chunk a rank holds, and who writes it.
+
+    Ranks hold the same bytes where latents are kept (each computes them all) and where there are more ranks
+    than KV heads; with decode-context parallelism each of those has other tokens.
+    """
+    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    ranks, token_shards = parallel.tensor_parallel_size, parallel.decode_context_parallel_size
+    stage, place = divmod(rank, ranks)
+    heads = model.get_total_num_kv_heads()
+    # Where layers may differ in heads, each rank is taken to have bytes of its own.
+    alike = geometry.is_one_prefix and vllm_config.speculative_config is None and 0 < heads < ranks
+    found = []
+    for group in geometry.groups:
+        if group.kind in LATENTS:
+            copies, parts = ranks // token_shards, 1
+        elif alike and ranks % heads == 0 and group.kind is GroupKind.FULL_ATTENTION:
+            copies, parts = ranks // heads // token_shards, heads
+        else:
+            copies, parts = 1, ranks
+        count = ranks // copies
+        per_part = ranks // parts
+        # Neighbouring ranks hold the same heads, and among them neighbours other tokens.
+        index = place if copies == 1 else place // per_part * token_shards + place % token_shards
+        writer = place if copies == 1 else place // per_part * per_part + place % token_shards
+        stages = parallel.pipeline_parallel_size
+        found.append(ShardPlace(Shard(stage * count + index, stages * count), stage * ranks + writer))
+    return tuple(found)
 
 
 def weights_of(model: "ModelConfig") -> str:

@@ -1,6 +1,6 @@
 """Our metrics in vLLM's ``/metrics`` and in its log line."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,6 +42,7 @@ class KVTideStats(KVConnectorStats):  # type: ignore[misc]
             "stored MiB": round(total("transfer_bytes", "store") / (1 << 20), 1),
             "hit tokens": int(total("hit_tokens", "host")),
             "evicted chunks": int(total("evicted_chunks")),
+            "promoted chunks": int(sum(v for k, v in self.data.items() if k.startswith("tier_hit_chunks|"))),
             "pool MiB": round(total("pool_used_bytes") / (1 << 20), 1),
         }
 
@@ -59,8 +60,10 @@ class KVTidePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         metric_types: dict[Any, Any],
         labelnames: list[str],
         per_engine_labelvalues: dict[int, list[object]],
+        tier_names: Sequence[str] = (),
     ) -> None:
         super().__init__(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+        self._tier_names = tier_names
         self._record: dict[tuple[int, str], Callable[[Any], None]] = {}
         for definition in DEFINITIONS:
             self._bind(definition)
@@ -73,7 +76,8 @@ class KVTidePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
                 record(value)
 
     def _bind(self, definition: Definition) -> None:
-        labels = [*self._labelnames, definition.label] if definition.label else list(self._labelnames)
+        own = definition.label.split(",") if definition.label else []
+        labels = [*self._labelnames, *own]
         name = PREFIX + definition.name
         if definition.kind is Kind.HISTOGRAM:
             metric = self._histogram_cls(name, definition.help, labelnames=labels, buckets=definition.buckets)
@@ -82,8 +86,8 @@ class KVTidePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
         else:
             metric = self._counter_cls(name, definition.help, labelnames=labels)
         for engine, values in self.per_engine_labelvalues.items():
-            for value in definition.label_values or ("",):
-                child = metric.labels(*values, *((value,) if definition.label else ()))
+            for value in definition.values_with(self._tier_names):
+                child = metric.labels(*values, *(value.split(",") if own else ()))
                 self._record[engine, f"{definition.name}|{value}"] = _recorder(definition.kind, child)
 
 

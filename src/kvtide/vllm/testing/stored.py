@@ -46,7 +46,7 @@ def check_stored(engine: ModelEngine) -> int:
 def _ready(engine: ModelEngine, group_index: int) -> Iterator[tuple[bytes, int]]:
     """Name the chunks of a group that can be read: the hash that stands for it, and its slot."""
     manager = engine.connector._deciding._manager
-    catalog = manager._catalog
+    catalog = manager.catalog
     row, have = catalog._slots[group_index], catalog._have[group_index]  # the host is the first tier
     assert HOST == 0
     for node in catalog.tree.nodes():

@@ -1,0 +1,336 @@
+"""The books of one tier below host memory: what it holds, what is being written, how much more it may hold.
+
+What leaves it is decided here and told to the ranks as keys to forget. Knows bytes as numbers, and what the
+ranks report; does not know slots of host memory, requests or media.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from kvtide.events import ChunkContent, OffloadingEvent
+from kvtide.jobs import Ids, TierReport, ids
+from kvtide.keys import ChunkRun, Medium, OffloadKey, PackedKeys
+from kvtide.manager.arrivals import Arrivals
+from kvtide.manager.catalog import Catalog, CatalogGroup, Evicted
+from kvtide.manager.pending import PendingStore
+from kvtide.metrics import MetricsDelta
+
+RUNS_PER_STEP = 256
+"""Runs that leave the tier in one step at most: about a millisecond."""
+
+ROOM_WANTED = 40
+"""One byte in so many is freed ahead, so that the ranks have forgotten before they are to write."""
+
+
+TICKETS = 1 << 30
+"""Writes are known by numbers that come again after so many chunks."""
+
+
+class Demotion(Enum):
+    """When a chunk is written on to a tier; values are what settings say."""
+
+    AT_ONCE = "at_once"
+    SECOND_SIGHT = "second_sight"
+    ON_EVICTION = "on_eviction"
+
+
+@dataclass(frozen=True, slots=True)
+class TierPlan:
+    """What is asked of a tier, as the books see it.
+
+    Attributes:
+        name: In metrics and logs.
+        demotion: When chunks are written on to it.
+        queue_bytes: Of writes that may be open at once.
+        reports_inventory: Whether it tells, when opened, what it holds from an earlier life.
+    """
+
+    name: str
+    demotion: Demotion
+    queue_bytes: int
+    reports_inventory: bool
+
+
+class LowerTier:
+    """One tier below host memory.
+
+    Args:
+        index: In the catalog, from 1.
+        plan: What is asked of it.
+        catalog: Which chunk is where.
+        groups: The KV cache groups.
+        rank_count: Ranks that report.
+        metrics: Where to count.
+        with_events: Whether anyone listens.
+
+    Attributes:
+        serves: Every rank can read from it.
+        takes_writes: Every rank can write to it.
+        events: What became ready or left.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        plan: TierPlan,
+        catalog: Catalog,
+        groups: Sequence[CatalogGroup],
+        rank_count: int,
+        metrics: MetricsDelta,
+        with_events: bool = False,
+    ) -> None:
+        self.index = index
+        self.plan = plan
+        self._catalog = catalog
+        self._looks_back = [group.window is None for group in groups]
+        self._metrics = metrics
+        self._with_events = with_events
+        self._rank_count = rank_count
+        self._reports: dict[int, TierReport] = {}
+        self._arrivals = Arrivals(index, catalog, groups, self._now_ready, self._now_free)
+        self._counts = [0] * len(groups)  # chunks there or on their way
+        self._record_bytes = (0,) * len(groups)
+        self._capacity_bytes = 0
+        self._ticket = 0
+        self._void: set[int] = set()  # writes of before a reset, by their first number
+        self._open_bytes = 0
+        self._runs_left = RUNS_PER_STEP
+        self._discards: list[OffloadKey] = []
+        self.serves = self.takes_writes = False
+        self.events: list[OffloadingEvent] = []
+
+    # -- what the ranks say ---------------------------------------------------------------------
+
+    def note_report(self, rank: int, report: TierReport) -> None:
+        """Take in what a rank says of it."""
+        self._reports[rank] = report
+        if len(self._reports) < self._rank_count:
+            return
+        reports = self._reports.values()
+        self.serves = all(one.serves for one in reports)
+        self.takes_writes = all(one.takes_writes for one in reports)
+        self._capacity_bytes = min(one.capacity_bytes for one in reports)
+        self._record_bytes = tuple(map(max, zip(*(one.record_bytes for one in reports), strict=True)))
+        self._catalog.mask(self.index, self.serves)
+        policy, largest = self._catalog.policy(self.index), max(self._record_bytes, default=0)
+        if policy is not None and largest:
+            policy.resize(self._capacity_bytes // largest)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether every rank has reported."""
+        return len(self._reports) == self._rank_count
+
+    @property
+    def capacity_bytes(self) -> int:
+        """What each rank can hold."""
+        return self._capacity_bytes
+
+    @property
+    def used_bytes(self) -> int:
+        """What each rank holds, or is about to."""
+        return sum(map(int.__mul__, self._counts, self._record_bytes))
+
+    @property
+    def open_bytes(self) -> int:
+        """Of writes that are under way."""
+        return self._open_bytes
+
+    # -- writing --------------------------------------------------------------------------------
+
+    def lacking(self, run: ChunkRun) -> tuple[int, int]:
+        """Find the first chunks in a row, one past the last, that it has not got and is not getting.
+
+        Args:
+            run: Of a group without a window, from the beginning of the prompt.
+        """
+        start, stop, _ = self._arrivals.absent(run)
+        return start, stop
+
+    def begin_write(self, run: ChunkRun, visit: int, content: ChunkContent | None) -> tuple[ChunkRun, Ids]:
+        """Take room for chunks that are about to be written; others leave for them.
+
+        Args:
+            run: Chunks that it lacks; their parent is there or on its way.
+            visit: Who used them.
+            content: For the event.
+
+        Returns:
+            The leading chunks there is room for, possibly none, and a number for each.
+        """
+        cost = self._record_bytes[run.group_index]
+        most = len(run)
+        if cost:
+            most = min(most, max(0, self.plan.queue_bytes - self._open_bytes) // cost)
+            self._note_skipped(len(run) - most, "queue_full")
+        run = run.between(run.start, run.start + most)
+        pin = self._pin_above(run)
+        room = self._room_for(run.group_index, len(run))
+        self._note_skipped(len(run) - room, "full")
+        run = run.between(run.start, run.start + room)
+        if not run:
+            self._catalog.unpin(pin)
+            return run, ids(())
+        places = ids(range(self._ticket, self._ticket + len(run)))
+        self._ticket = (self._ticket + len(run)) % TICKETS
+        parent = self._parent_of(run)
+        if parent is not None:
+            self._catalog.unpin(pin)
+        store = PendingStore(run, places, visit, parent, None if parent is not None else pin, content=content)
+        self._arrivals.pending.add(store)
+        self._counts[run.group_index] += len(run)
+        self._open_bytes += cost * len(run)
+        return run, places
+
+    def end_write(self, run: ChunkRun, places: Ids, done_count: int) -> None:
+        """Note how a write ended: its first ``done_count`` chunks can be read back; the rest is forgotten."""
+        self._open_bytes -= self._record_bytes[run.group_index] * len(run)
+        self._arrivals.complete(run, places, done_count)
+
+    # -- losing ---------------------------------------------------------------------------------
+
+    def lose(self, run: ChunkRun, chunk_index: int) -> None:
+        """Note that a chunk is not there, whatever the books say."""
+        keys, _, _ = self._arrivals.positions(run)
+        if self._catalog.lose(self.index, run.group_index, keys, chunk_index):
+            self._counts[run.group_index] -= 1
+            self._metrics.add("tier_lost_chunks", 1, self.plan.name)
+            key = run.between(chunk_index, chunk_index + 1)[0]
+            self._discards.append(key)
+            if self._with_events:
+                self.events.append(OffloadingEvent((key,), Medium.STORAGE, removed=True))
+
+    def found(self, run: ChunkRun, visit: int) -> int:
+        """Take in chunks from an earlier life, whose parent is known; what is in the books stays as it is.
+
+        Returns:
+            How many were new.
+        """
+        keys, _, _ = self._arrivals.positions(run)
+        rest = run.between(0, run.stop) if self._looks_back[run.group_index] else run
+        count = 0
+        while rest:
+            start, stop = self.lacking(rest)
+            if start == stop:
+                break
+            if start < run.start:
+                self.discard(run)  # what they extend has left again
+                break
+            places = np.zeros(stop - start, dtype=np.int32)
+            self._counts[run.group_index] += len(places)
+            self._catalog.insert(self.index, run.group_index, keys, start, places, visit)
+            count += len(places)
+            if self._with_events:
+                part = run.between(start, stop)
+                self.events.append(OffloadingEvent(part, Medium.STORAGE, removed=False))
+        return count
+
+    def discard(self, keys: Iterable[OffloadKey]) -> None:
+        """Have the ranks forget keys that are not in the books."""
+        self._discards += keys
+
+    def take_discards(self) -> tuple[OffloadKey, ...]:
+        """Hand out what the ranks are to forget."""
+        discards, self._discards = tuple(self._discards), []
+        return discards
+
+    def keep_room(self) -> None:
+        """Free a little ahead of need; called once a step."""
+        self._runs_left = RUNS_PER_STEP
+        wanted = self.used_bytes + self._capacity_bytes // ROOM_WANTED - self._capacity_bytes
+        if wanted > 0 and self.is_open:
+            self._evict(wanted)
+
+    def reset(self) -> None:
+        """Forget everything: the catalog has."""
+        self._arrivals.forget()
+        policy = self._catalog.policy(self.index)
+        if policy is not None:
+            policy.clear()
+        pending = [0] * len(self._counts)
+        for store in self._arrivals.pending:
+            pending[store.run.group_index] += len(store.run)
+            self._void.add(store.slots[0])
+        self._counts = pending
+        self._discards = []
+        self._catalog.mask(self.index, self.serves)
+
+    def check_invariants(self, idle: bool) -> None:
+        """Check the counts against the catalog.
+
+        Raises:
+            AssertionError: They do not agree.
+        """
+        ready = len(self._catalog.all_slots(self.index))
+        pending = sum(len(store.run) for store in self._arrivals.pending)
+        assert sum(self._counts) == ready + pending, (
+            f"{self.plan.name}: {sum(self._counts)} chunks counted, {ready} there and {pending} on their way"
+        )
+        assert not idle or not pending, f"{self.plan.name}: {pending} chunks on their way and no job is open"
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _pin_above(self, run: ChunkRun) -> int:
+        """Keep what a run continues, as far as it is known."""
+        keys, begin, _ = self._arrivals.positions(run)
+        known = self._catalog.tree.find(keys, begin)[1]
+        return self._catalog.pin(keys, known)
+
+    def _parent_of(self, run: ChunkRun) -> PendingStore | None:
+        before = run.between(0, run.start)
+        if not (before and len(self._arrivals.pending) and self._looks_back[run.group_index]):
+            return None
+        return self._arrivals.absent(before)[2]
+
+    def _room_for(self, group_index: int, count: int) -> int:
+        cost = self._record_bytes[group_index]
+        if not cost:
+            return count
+        missing = self.used_bytes + cost * count - self._capacity_bytes
+        if missing > 0:
+            self._evict(missing)
+        return max(0, min(count, (self._capacity_bytes - self.used_bytes) // cost))
+
+    def _evict(self, wanted_bytes: int) -> None:
+        smallest = min((cost for cost in self._record_bytes if cost), default=0)
+        if not smallest:
+            return
+        before = self.used_bytes
+        while self._runs_left > 0 and (left := wanted_bytes - (before - self.used_bytes)) > 0:
+            gone = self._catalog.evict(self.index, -(-left // max(self._record_bytes)), self._runs_left)
+            self._runs_left -= gone.run_count
+            if not gone.count:
+                return
+            self._note_gone(gone)
+
+    def _note_gone(self, gone: Evicted) -> None:
+        width = self._catalog.tree.width
+        for group_index, names in gone.names:
+            self._counts[group_index] -= len(names) // width
+        keys = PackedKeys(tuple(gone.names), width)
+        self._discards += keys
+        self._metrics.add("tier_evicted_chunks", gone.count, self.plan.name)
+        if self._with_events:
+            self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
+
+    def _now_ready(self, store: PendingStore) -> None:
+        self._metrics.add("tier_stored_chunks", len(store.run), self.plan.name)
+        if self._with_events:
+            self.events.append(
+                OffloadingEvent(store.run, Medium.STORAGE, removed=False, content=store.content)
+            )
+
+    def _now_free(self, store: PendingStore) -> None:
+        self._counts[store.run.group_index] -= len(store.run)
+        if store.slots[0] in self._void:
+            self._void.discard(store.slots[0])
+        else:
+            # A rank may have kept what another has not, or what came too late to be of use.
+            self._discards += store.run
+
+    def _note_skipped(self, count: int, reason: str) -> None:
+        if count:
+            self._metrics.add("tier_skipped_chunks", count, f"{self.plan.name},{reason}")
