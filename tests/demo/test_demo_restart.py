@@ -51,6 +51,7 @@ def report_of(*exchanges: Exchange, **changes: Any) -> RestartReport:
         restart_s=31.5,
         disk_bytes_used=300 << 20,
         disk_bytes_limit=2 * GIB,
+        disk_chunks=320,
         versions={"python": "3", "vllm": "0.32.0"},
         machine={"cores": "2"},
         setup_s=0.0,
@@ -168,7 +169,7 @@ def test_bytes_on_disk_are_what_the_files_take_and_not_what_they_say(tmp_path: P
 
 @pytest.mark.parametrize(
     ("arguments", "job", "turns"),
-    [([], run.run, 7), (["--restart"], restart.run, 3), (["--restart", "--turns", "2"], restart.run, 2)],
+    [([], run.run, 7), (["--restart"], restart.run, 2), (["--restart", "--turns", "4"], restart.run, 4)],
 )
 def test_the_option_chooses_what_is_shown(
     arguments: list[str], job: object, turns: int, monkeypatch: pytest.MonkeyPatch

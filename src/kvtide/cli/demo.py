@@ -22,7 +22,7 @@ def demo(
     turns: Annotated[
         int | None,
         typer.Option(
-            min=2, help="Turns of each user, one request at a time; 7, with --restart 3.", show_default=False
+            min=2, help="Turns of each user, one request at a time; 7, with --restart 2.", show_default=False
         ),
     ] = None,
     restart: Annotated[

@@ -46,7 +46,7 @@ from kvtide.demo.run import (
 from kvtide.demo.servers import Plan, Server, Servers
 from kvtide.demo.table import show_sections
 
-TURNS = 3
+TURNS = 2
 DISK_LIMIT_GIB = 2
 DISK_FOLDER = "disk"
 # What is written on after an answer is under way for a moment; a paused server's calls of the disk would look
@@ -73,11 +73,14 @@ class Restarted:
         exchanges: The last prompts, asked again after the restart.
         restart_s: From starting the server anew to its saying that it is healthy.
         disk_bytes: What the folder took on disk when the server had been killed; None without a folder.
+        disk_chunks: Chunks that the new server brought back from disk for these prompts, by its own count;
+            None when nothing counts it.
     """
 
     exchanges: tuple[Exchange, ...]
     restart_s: float
     disk_bytes: int | None
+    disk_chunks: int | None
 
 
 def connector_of(out: Path) -> str:
@@ -118,6 +121,7 @@ def run(options: Options) -> bool:
             exchanges=restarted.exchanges,
             restart_s=restarted.restart_s,
             disk_bytes_used=restarted.disk_bytes,
+            disk_chunks=restarted.disk_chunks,
             disk_bytes_limit=DISK_LIMIT_GIB << 30,
             versions=surroundings.versions(),
             machine=machine,
@@ -159,9 +163,9 @@ def _restarted(
         with Servers([plan], model, again_logs, on_ready) as again:
             restart_s = time.monotonic() - started_s
             now = {**servers, **again}
-            exchanges = asyncio.run(_ask_again(now, last_prompts, script, encode, display))
+            exchanges, disk_chunks = asyncio.run(_ask_again(now, last_prompts, script, encode, display))
             display.stage("ending the servers", 1)
-    return Restarted(tuple(exchanges), restart_s, disk_bytes)
+    return Restarted(tuple(exchanges), restart_s, disk_bytes, disk_chunks)
 
 
 async def _converse(
@@ -195,13 +199,14 @@ async def _ask_again(
     script: Script,
     encode: Encode,
     display: Display,
-) -> list[Exchange]:
+) -> tuple[list[Exchange], int | None]:
     exchanges: list[Exchange] = []
     async with AsyncExitStack() as stack:
         clients = {name: await stack.enter_async_context(Client(server)) for name, server in servers.items()}
         for server in servers.values():
             server.pause()
         await warm_up({KVTIDE: clients[KVTIDE]}, encode, display)
+        warm_chunks = _disk_chunks(servers[KVTIDE])
         display.stage("asked again", len(last_prompts))
         for last in last_prompts:
             before = _loaded_tokens(servers[KVTIDE])
@@ -213,13 +218,21 @@ async def _ask_again(
             loaded_tokens = _loaded_tokens(servers[KVTIDE]) - before
             exchanges.append(Exchange(last.user, last.turn, last.question, replies, loaded_tokens))
             display.step()
-    return exchanges
+        chunks = _disk_chunks(servers[KVTIDE])
+        return exchanges, None if chunks is None else chunks - (warm_chunks or 0)
 
 
 def _loaded_tokens(server: Server) -> int:
     """Prompt tokens that any connector brought, by vLLM's own count: the new server's memory was empty."""
     with server.awake():
         return int(scrape.total(server.get("/metrics"), scrape.VLLM_EXTERNAL_HITS) or 0)
+
+
+def _disk_chunks(server: Server) -> int | None:
+    """Chunks that kvtide has brought back from disk since the server started, by its own count."""
+    with server.awake():
+        chunks = scrape.kvtide(server.get("/metrics"), "tier_hit_chunks", "disk")
+    return None if chunks is None else int(chunks)
 
 
 def _kill(server: Server) -> None:

@@ -13,7 +13,7 @@ from kvtide.demo.figures import Sources, Spread, record_of, sources_of, spread, 
 from kvtide.demo.phases import KVTIDE, RECOMPUTE, RECOMPUTE_TOKENS, REFERENCE, Exchange, Script
 from kvtide.demo.report import bar_json, request_json
 from kvtide.demo.servers import BLOCK_TOKENS, Plan
-from kvtide.demo.table import Section, bar_section, equality_rows, milliseconds, size
+from kvtide.demo.table import NOT_TAKEN, Section, bar_section, equality_rows, milliseconds, size
 
 MAX_OF_RECOMPUTE = 1 / 5
 
@@ -32,6 +32,7 @@ class RestartReport:
         restart_s: Until the new server said that it was healthy.
         disk_bytes_used: What the disk's folder took when the server had been killed; None without a folder.
         disk_bytes_limit: What it may take.
+        disk_chunks: Chunks that were brought back from disk for these prompts; None when nothing counts it.
         versions: By package.
         machine: Processor, cores, memory and load when the demo began.
         setup_s: Fetching and converting the model.
@@ -45,6 +46,7 @@ class RestartReport:
     restart_s: float
     disk_bytes_used: int | None
     disk_bytes_limit: int
+    disk_chunks: int | None
     versions: Mapping[str, str]
     machine: Mapping[str, str]
     setup_s: float
@@ -115,9 +117,11 @@ def sections(report: RestartReport) -> list[Section]:
             (label, f"{pools[name]:,}", *milliseconds(report.ttft_ms[name]), *(f"{one:,}" for one in counts))
         )
     used, limit = size(report.disk_bytes_used), size(report.disk_bytes_limit)
+    chunks = NOT_TAKEN if report.disk_chunks is None else f"{report.disk_chunks:,}"
     facts = [
         *equality_rows(report.verdict),
         ("disk used when the server was killed / limit", f"{used} / {limit}"),
+        ("chunks brought back from disk", chunks),
         ("new server healthy after", f"{report.restart_s:.1f} s"),
         ("connector", report.connector),
     ]
@@ -153,6 +157,7 @@ def as_json(report: RestartReport) -> dict[str, object]:
         "ttft_ms": {_TTFT_FIELDS[name]: asdict(one) for name, one in report.ttft_ms.items()},
         "token_sources": {name: asdict(sources) for name, sources in report.sources.items()},
         "restart_s": report.restart_s,
+        "disk_chunks": report.disk_chunks,
         "disk_bytes_used": report.disk_bytes_used,
         "disk_bytes_limit": report.disk_bytes_limit,
         "bars": [bar_json(bar) for bar in report.bars],
@@ -183,6 +188,7 @@ MEANING = {
     " comes from disk, since nothing of these prompts was in the new server's memory",
     "ttft_ms": "of one request at a time, the other two servers being paused (SIGSTOP); the same prompts on"
     " all three: those that were loaded on kvtide's server",
+    "disk_chunks": "chunks that kvtide brought back from disk for these prompts, by its own counter",
     "restart_s": "from starting the new server to its saying that it is healthy",
     "disk_bytes_used": "what all files in the disk's folder took on the file system after the kill",
     "wall_s": "everything after the model was there: starting and ending the servers included",
