@@ -370,6 +370,30 @@ def test_a_large_record_takes_the_room_of_as_many_small_ones_of_another_model(tm
     assert kept(tmp_path, IDENTITY, limit_bytes) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("why", ["no holes in files", "others have filled the file system"])
+def test_what_another_model_has_written_is_not_given_up_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    limit_bytes = 6 * SLOT_BYTES
+    fill(tmp_path, OTHER, range(4), limit_bytes)
+    tier = opened(tmp_path, OTHER, limit_bytes)
+    for number in range(50, 53):
+        write(tier, number, SMALL_BYTES)
+    tier.close()
+    tier = opened(tmp_path, IDENTITY, limit_bytes)
+    if why == "no holes in files":
+        monkeypatch.setattr(slabs, "punched", lambda *_: False)
+        tier._slabs._punches = False
+    else:
+        tier._slabs._reserve_bytes = 1 << 60
+    for number in range(3):
+        write(tier, number, SMALL_BYTES)
+    with pytest.raises(TierFullError):
+        write(tier, 3, SMALL_BYTES)
+    tier.close()
+    assert kept(tmp_path, OTHER, limit_bytes) == [0, 1, 2, 3]
+
+
 def test_without_holes_in_files_a_size_has_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -214,9 +214,7 @@ class DiskTier(PrivateTier):
             try:
                 return self._slabs.take(payload_bytes)
             except TierFullError:
-                given = self._taken_stale(RECLAIMED_PER_WRITE) or self._taken_spare(
-                    slot_bytes_of(payload_bytes)
-                )
+                given = self._taken_stale(RECLAIMED_PER_WRITE) or self._taken_spare(payload_bytes)
                 if not given:
                     raise
                 self._free(given)
@@ -226,12 +224,23 @@ class DiskTier(PrivateTier):
             taken, self._stale = self._stale[-count:], self._stale[:-count]
         return taken
 
-    def _taken_spare(self, byte_count: int) -> list[Place]:
-        taken: list[Place] = []
+    def _taken_spare(self, payload_bytes: int) -> list[Place]:
+        """Choose records of other fingerprints that make room, the oldest first; none when they cannot."""
+        missing_bytes = self._slabs.missing_bytes(payload_bytes)
         with self._changed:
-            while self._spare and byte_count > 0:
+            spare_bytes = sum(slot_bytes_of(place.payload_bytes) for place in self._spare)
+            if missing_bytes is None or missing_bytes > spare_bytes:
+                # Others have taken the room: only a slot of the very size is of use.
+                chosen = next((one for one in self._spare if one.payload_bytes == payload_bytes), None)
+                taken = [] if chosen is None else [chosen]
+                self._spare = deque(one for one in self._spare if one != chosen)
+                return taken
+            taken = []
+            while self._spare and missing_bytes > 0:
                 taken.append(self._spare.popleft())
-                byte_count -= slot_bytes_of(taken[-1].payload_bytes)
+                missing_bytes -= slot_bytes_of(taken[-1].payload_bytes)
+                if taken[-1].payload_bytes == payload_bytes:
+                    break
         return taken
 
     def _taken_out(self, key: OffloadKey) -> Place:

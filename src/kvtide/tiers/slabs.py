@@ -103,6 +103,7 @@ class Slabs:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._classes: dict[int, _Class] = {}
+        self._punches = True  # until the file system says that it cannot
         self._attainable_bytes = limit_bytes
         self._short_until_s = 0.0  # until when growth is not expected to go further than that
         for path in sorted(folder.glob("slab-*")):
@@ -146,6 +147,20 @@ class Slabs:
                 self._make_room(one)
                 self._grow(one)
             return Place(payload_bytes, one.free.pop())
+
+    def missing_bytes(self, payload_bytes: int) -> int | None:
+        """Tell how much would have to come free in other classes before there is a slot in this one.
+
+        Returns:
+            At most 0 when there is room; None when nothing that comes free there would help.
+        """
+        with self._lock:
+            one = self._class_of(payload_bytes)
+            if one.free:
+                return 0
+            lent = sum(len(other.free) * other.slot_bytes for other in self._classes.values())
+            missing = one.slot_bytes - self._room(one) - (lent if self._punches else 0)
+        return missing if self._punches or missing <= 0 else None
 
     def give_back(self, place: Place) -> None:
         """Let a slot be taken again; nobody reads or writes it any more."""
@@ -300,7 +315,8 @@ class Slabs:
         """Turn free slots into holes, where the file system can do that."""
         gone: set[int] = set()
         for first, count in _runs(sorted(slots)):
-            if not punched(one.descriptor, first * one.slot_bytes, count * one.slot_bytes):
+            self._punches = punched(one.descriptor, first * one.slot_bytes, count * one.slot_bytes)
+            if not self._punches:
                 break
             gone.update(range(first, first + count))
         one.free = [slot for slot in one.free if slot not in gone]
