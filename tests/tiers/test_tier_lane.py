@@ -350,7 +350,7 @@ def test_a_tier_that_opens_slowly_holds_up_nobody_and_then_serves_and_tells_what
     for number in (4, 2, 9, 0, 7):
         inner.write(name_of(number), memoryview(payload_of(number)), PATIENCE_S)
     tier = HeldTier(inner, {TierCall.OPEN})
-    lane = TierLane(tier, "test", LaneSettings(deadline_s=0.1))
+    lane = TierLane(tier, "test", LaneSettings(wait_limit_s=0.1))
     assert lane.take_inventory(3) == []
     assert not lane.state().opened
     lane.submit(JobId(1), READ, empty(4))

@@ -19,7 +19,7 @@ from kvtide.manager.lower import Demotion, LowerTier
 PRIVATE_PROMPTS = 1 << 16
 """Prompts that are known to stay out of tiers; no more names are kept."""
 
-SAVED_AHEAD = 10
+SAVED_AHEAD = 8
 """What leaves host memory next is written where tiers want what is evicted: one slot in so many."""
 
 VICTIMS_PER_STEP = 64

@@ -59,13 +59,15 @@ class LaneSettings:
     Attributes:
         thread_count: Calls at once.
         queue_bytes: Of writes that may wait or be under way; a job that goes beyond that is not taken.
-        deadline_s: For each call, and for how long a read may wait for its turn.
+        deadline_s: For each call.
+        wait_limit_s: For how long a read may wait for its turn.
         late_limit: Calls that may be late at once before the tier is out.
     """
 
     thread_count: int = 4
     queue_bytes: int = 256 << 20
     deadline_s: float = 2.0
+    wait_limit_s: float = 30.0
     late_limit: int = 4
 
 
@@ -291,7 +293,7 @@ class TierLane(Lane):
         return None if self._breaker.allows(now_s) else OUT
 
     def _waited_too_long(self, job: LaneJob, now_s: float) -> bool:
-        return now_s > job.submitted_s + self._settings.deadline_s
+        return now_s > job.submitted_s + self._settings.wait_limit_s
 
     # -- what an end means; the lock is held ------------------------------------------------------------
 
