@@ -3,8 +3,9 @@
 
 ``make kill-trial KILLS=1000``. Each round a process opens the tier, and in several threads writes and
 discards records of several sizes and begins generations until it gets SIGKILL; the tier is opened again
-and every key it could have is read. After each ten kills a loss of power is played: of what was written
-since the files were made any sectors are missing, and the index is one of earlier, or torn.
+and every key it could have is read. Now and then it is a process of another model. After each ten kills a
+loss of power is played: of what was written since the files were made any sectors are missing, and the
+index is one of earlier, or torn.
 
 What is written after a reset that is not trusted is of other weights. Broken is: a byte that is not what
 belongs under its key, as a record of other weights is served after a restart; a tier that does not open;
@@ -36,9 +37,10 @@ from kvtide.errors import CorruptRecordError, TierFullError
 from kvtide.keys import make_offload_key
 from kvtide.tiers import slabs
 from kvtide.tiers.disk import DiskTier
-from kvtide.tiers.records import ChunkName, RecordIdentity, Shard
+from kvtide.tiers.records import ChunkName, RecordIdentity
 
-IDENTITY = RecordIdentity(bytes(range(32)), (Shard(0, 1),))
+MODELS = (RecordIdentity(bytes(range(32))), RecordIdentity(bytes(range(32, 64))))
+"""The disk is one that several models use in turn: what one has written is room for the other."""
 LIMIT_BYTES = 24 << 20
 SIZES_BYTES = (8192, 20_000, 65_536)
 KEYS = 900
@@ -51,12 +53,14 @@ WRITING, KEPT, GONE, DOUBTFUL, FORGOTTEN = 1, 2, 3, 4, 5
 write returned, or began, after a reset that may have brought other weights; a reset has returned."""
 READY, IN_DOUBT = KEYS + THREADS, KEYS + THREADS + 1
 """Where a process says that it may be killed, and that what it writes is in doubt."""
-SAID_BYTES = KEYS + THREADS + 2
+MODEL = KEYS + THREADS + 2
+"""And which model it is."""
+SAID_BYTES = KEYS + THREADS + 3
 
 
-def payload_of(number: int, other_weights: bool = False) -> bytes:
-    """What belongs under a key: always the same, unless it comes of other weights."""
-    seed = number.to_bytes(4, "big") + bytes([other_weights])
+def payload_of(number: int, model: int, other_weights: bool = False) -> bytes:
+    """What belongs under a key of a model: always the same, unless it comes of other weights."""
+    seed = number.to_bytes(4, "big") + bytes([model, other_weights])
     return shake_128(seed).digest(SIZES_BYTES[number % len(SIZES_BYTES)])
 
 
@@ -94,7 +98,7 @@ def write(tier: DiskTier, said: Any, number: int, thread: int, other: int) -> No
     """Write a key, and discard another one when there is no room."""
     said[number], said[KEYS + thread] = DOUBTFUL if said[IN_DOUBT] else WRITING, 1
     try:
-        payload = payload_of(number, other_weights=bool(said[IN_DOUBT]))
+        payload = payload_of(number, said[MODEL], other_weights=bool(said[IN_DOUBT]))
         tier.write(name_of(number), memoryview(payload), DEADLINE_S)
         said[number] = DOUBTFUL if said[IN_DOUBT] else KEPT
     except TierFullError:
@@ -118,7 +122,7 @@ def reset(tier: DiskTier, said: Any, gates: Sequence[threading.Lock], trusted: b
 
 def victim(folder: Path, said: Any, seed: int) -> None:
     """Write until somebody kills us."""
-    tier = DiskTier(folder, IDENTITY, LIMIT_BYTES)
+    tier = DiskTier(folder, MODELS[said[MODEL]], LIMIT_BYTES)
     tier.open()
     for number in range(KEYS):
         # What came through the last kill need not be written again.
@@ -139,13 +143,13 @@ def looked_at(folder: Path, said: Any, power_lost: bool = False) -> Counter[str]
     """Open the tier and read every key."""
     found: Counter[str] = Counter()
     try:
-        tier = DiskTier(folder, IDENTITY, LIMIT_BYTES)
+        tier = DiskTier(folder, MODELS[said[MODEL]], LIMIT_BYTES)
         tier.open()
     except Exception as error:
         print(f"does not open: {error!r}", file=sys.stderr)
         return Counter({"failed opens": 1})
     for number in range(KEYS):
-        expected = payload_of(number)
+        expected = payload_of(number, said[MODEL])
         buffer = bytearray(len(expected))
         try:
             served = tier.read_into(name_of(number).key, memoryview(buffer), DEADLINE_S)
@@ -166,6 +170,7 @@ def looked_at(folder: Path, said: Any, power_lost: bool = False) -> Counter[str]
 def killed(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
     """One round: a process is born, writes, is killed; what is left is looked at."""
     said = mmap.mmap(-1, SAID_BYTES)
+    said[MODEL] = chance.random() < 0.3
     child = os.fork()
     if not child:
         try:
@@ -183,6 +188,7 @@ def killed(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
     found = looked_at(folder, said)
     found["kills after a reset"] += FORGOTTEN in said[:KEYS]
     found["kills in doubt"] += said[IN_DOUBT]
+    found["kills of another model"] += said[MODEL]
     found["kills"] += 1
     found["kills during a write"] += any(said[KEYS + thread] for thread in range(THREADS))
     return found
@@ -191,6 +197,7 @@ def killed(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
 def power_lost(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
     """One round: writes that may or may not have reached the disk, sector by sector."""
     said = bytearray(SAID_BYTES)
+    said[MODEL] = chance.random() < 0.3
     written: list[tuple[int, int, bytes]] = []
     plain = os.pwritev
 
@@ -198,7 +205,7 @@ def power_lost(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
         written.append((os.fstat(descriptor).st_ino, offset, b"".join(bytes(one) for one in buffers)))
         return plain(descriptor, buffers, offset)
 
-    tier, snapshots = DiskTier(folder, IDENTITY, LIMIT_BYTES), [folder.with_name("before")]
+    tier, snapshots = DiskTier(folder, MODELS[said[MODEL]], LIMIT_BYTES), [folder.with_name("before")]
     tier.open()
     own = tier._folder
     shutil.copytree(own, snapshots[0])
@@ -213,7 +220,10 @@ def power_lost(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
     by_inode = {path.stat().st_ino: path for path in own.glob("slab-*")}
     tier.close()
     _play(own, snapshots, written, by_inode, chance)
-    found = looked_at(folder, said, power_lost=True)
+    found = Counter[str]()
+    for model in range(len(MODELS)):
+        said[MODEL] = model
+        found += looked_at(folder, said, power_lost=True)
     found["power losses"] += 1
     for snapshot in snapshots:
         shutil.rmtree(snapshot)
