@@ -104,7 +104,7 @@ def test_the_reserve_stays_free_and_what_is_discarded_makes_room(small: Path) ->
     index_bytes = sum(path.stat().st_blocks * 512 for path in small.rglob("index*"))
     assert free_bytes(small) + index_bytes >= RESERVE_BYTES
     assert (16 * MIB - RESERVE_BYTES) * 0.85 < count * record_bytes <= 16 * MIB - RESERVE_BYTES
-    assert tier.capacity_bytes == count * record_bytes
+    assert tier.capacity_bytes == count * tier.record_bytes(CHUNK_BYTES)
     assert served(tier, range(1000)) == list(range(count))
     tier.discard([name_of(number).key for number in range(0, 40)])
     assert written(tier, range(2000, 3000)) == 40

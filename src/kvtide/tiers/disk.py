@@ -20,9 +20,12 @@ from kvtide.tiers.disk_folder import FolderLock, folder_of_rank
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.disk_opening import opened
 from kvtide.tiers.records import ChunkName, RecordHeader, RecordIdentity, next_generation, pack, unpack
-from kvtide.tiers.slabs import Place, Slabs, slot_bytes_of
+from kvtide.tiers.slabs import ROW_BYTES, Place, Slabs, slot_bytes_of
 
 logger = logging.getLogger(__name__)
+
+INDEX_BYTES = 4 << 20
+"""Of the limit, for what the index takes beside its rows."""
 
 RECLAIMED_PER_WRITE = 64
 """Slots of an earlier generation that a write gives back beside its own work."""
@@ -34,7 +37,8 @@ class DiskTier(PrivateTier):
     Args:
         folder: Of the instance; made with mode 0700 when it is not there.
         identity: Of this rank's records.
-        limit_bytes: Of this rank's slab files; never exceeded.
+        limit_bytes: Of this rank's files, the index among them; never exceeded (below 64 MiB the index may
+            take a few MiB more).
         reserve_bytes: Free space of the file system that is never used.
         direct: Go past the page cache where the file system lets us.
         rank: Of this worker; its records are in a folder of their own.
@@ -58,7 +62,8 @@ class DiskTier(PrivateTier):
         read_by_others: bool = False,
     ) -> None:
         self._identity = identity
-        self._limit_bytes, self._reserve_bytes, self._direct = limit_bytes, reserve_bytes, direct
+        self._limit_bytes = limit_bytes - min(INDEX_BYTES, limit_bytes // 16)
+        self._reserve_bytes, self._direct = reserve_bytes, direct
         self._read_by_others = read_by_others
         self._folder = folder_of_rank(folder, rank)
         self._lock = FolderLock(folder, rank)
@@ -101,8 +106,12 @@ class DiskTier(PrivateTier):
         self._slabs, self._index = slabs, index
         self._owners, self.generation = found.owners, found.generation
         self._entries, self._stale, self._spare = found.entries, found.stale, deque(found.spare)
-        self._used_bytes = sum(slot_bytes_of(place.payload_bytes) for place in found.entries.values())
+        self._used_bytes = sum(self.record_bytes(place.payload_bytes) for place in found.entries.values())
         self._opened = True
+        while slabs.allocated_bytes > self._limit_bytes:  # which was higher in an earlier run
+            if not (given := self._taken_stale(RECLAIMED_PER_WRITE) or self._oldest_spare()):
+                break  # what is left is evicted by whoever decides on that
+            self._free(given)
 
     # -- the contract -----------------------------------------------------------------------------
 
@@ -188,7 +197,7 @@ class DiskTier(PrivateTier):
         return self._used_bytes
 
     def record_bytes(self, payload_bytes: int) -> int:
-        return slot_bytes_of(payload_bytes)
+        return slot_bytes_of(payload_bytes) + ROW_BYTES
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -204,7 +213,7 @@ class DiskTier(PrivateTier):
         with self._changed:
             if generation == self.generation:
                 self._entries[name.key] = place
-                self._used_bytes += slot_bytes_of(place.payload_bytes)
+                self._used_bytes += self.record_bytes(place.payload_bytes)
             else:
                 self._stale.append(place)
 
@@ -224,11 +233,15 @@ class DiskTier(PrivateTier):
             taken, self._stale = self._stale[-count:], self._stale[:-count]
         return taken
 
+    def _oldest_spare(self) -> list[Place]:
+        with self._changed:
+            return [self._spare.popleft()] if self._spare else []
+
     def _taken_spare(self, payload_bytes: int) -> list[Place]:
         """Choose records of other fingerprints that make room, the oldest first; none when they cannot."""
         missing_bytes = self._slabs.missing_bytes(payload_bytes)
         with self._changed:
-            spare_bytes = sum(slot_bytes_of(place.payload_bytes) for place in self._spare)
+            spare_bytes = sum(self.record_bytes(place.payload_bytes) for place in self._spare)
             if missing_bytes is None or missing_bytes > spare_bytes:
                 # Others have taken the room: only a slot of the very size is of use.
                 chosen = next((one for one in self._spare if one.payload_bytes == payload_bytes), None)
@@ -238,14 +251,14 @@ class DiskTier(PrivateTier):
             taken = []
             while self._spare and missing_bytes > 0:
                 taken.append(self._spare.popleft())
-                missing_bytes -= slot_bytes_of(taken[-1].payload_bytes)
+                missing_bytes -= self.record_bytes(taken[-1].payload_bytes)
                 if taken[-1].payload_bytes == payload_bytes:
                     break
         return taken
 
     def _taken_out(self, key: OffloadKey) -> Place:
         place = self._entries.pop(key)
-        self._used_bytes -= slot_bytes_of(place.payload_bytes)
+        self._used_bytes -= self.record_bytes(place.payload_bytes)
         return place
 
     def _forget(self, key: OffloadKey, place: Place) -> None:

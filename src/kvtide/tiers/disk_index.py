@@ -8,6 +8,7 @@ rows of several fingerprints; does not know which of them are served.
 
 import contextlib
 import functools
+import itertools
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -25,6 +26,10 @@ VERSION = 2
 
 SQL_ERRORS = (sqlite3.Error, ValueError, OverflowError)
 """What comes out of a file that may be damaged; its messages quote it and need not be text."""
+
+PAGE_BYTES = 4096
+LOG_PAGES = 256
+"""After which what was logged goes into the file: the log counts against the limit of the disk."""
 
 ROWS_AT_ONCE = 4096
 """Read under one hold of the lock, so that writes go on between."""
@@ -148,8 +153,12 @@ class DiskIndex:
         self._run(_PUT, [self._row(place, header)])
 
     def put_all(self, rows: Iterable[tuple[Place, RecordHeader]]) -> None:
-        """Note many at once."""
-        self._run(_PUT, [self._row(place, header) for place, header in rows])
+        """Note many, piece by piece: what is noted at once is logged at once."""
+        waiting = iter(rows)
+        while piece := [
+            self._row(place, header) for place, header in itertools.islice(waiting, ROWS_AT_ONCE)
+        ]:
+            self._run(_PUT, piece)
 
     def remove(self, places: Iterable[Place]) -> None:
         """Note that slots hold nothing.
@@ -193,6 +202,8 @@ class DiskIndex:
         self._rows.execute("PRAGMA journal_mode = WAL")
         # A commit is in the kernel's hands, not on the disk: enough for a process that dies.
         self._rows.execute("PRAGMA synchronous = NORMAL")
+        self._rows.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        self._rows.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * PAGE_BYTES}")
         (version,) = self._rows.execute("PRAGMA user_version").fetchone()
         (tables,) = self._rows.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if tables and version != VERSION:

@@ -6,7 +6,8 @@ Knows when a tier may be called; does not know what is asked of it.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
@@ -41,7 +42,8 @@ class Survey:
         self._note_opened = note_opened
         self._closing = False
         self._wanted = 1  # number of the listing that is wanted
-        self._headers: Iterator[RecordHeader] | None = None  # None: not listed yet
+        # None: not listed yet. Told ones are let go of at once: to free all together takes long.
+        self._headers: deque[RecordHeader] | None = None
         self.opened = False
         self.is_under_way = False
         self._start()
@@ -60,14 +62,13 @@ class Survey:
     def forget(self) -> None:
         """What was there is not there any more: nothing remains to be told."""
         self._wanted += 1
-        self._headers = iter(())
+        self._headers = deque()
 
     def take(self, limit: int) -> list[RecordHeader] | None:
         """Hand out the next headers; none when they are not known yet, None after the last."""
         if self._headers is None:
             return []
-        taken = [header for _, header in zip(range(max(1, limit)), self._headers, strict=False)]
-        return taken or None
+        return [self._headers.popleft() for _ in range(min(limit, len(self._headers)))] or None
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -92,7 +93,7 @@ class Survey:
             headers = self._listed()
             with self._changed:
                 if wanted == self._wanted:
-                    self._headers = iter(headers)
+                    self._headers = deque(headers)
 
     def _open(self) -> bool:
         rest_s, told = FIRST_REST_S, False
