@@ -192,6 +192,17 @@ def test_verify_finds_nothing_wrong_with_what_an_instance_overwrites_meanwhile(
     assert all(one["records"] > 100 for one in tellings)
 
 
+def test_an_index_that_a_tier_would_make_anew_is_damage(tmp_path: Path) -> None:
+    store(tmp_path, range(9))
+    rewrite(tmp_path, "CREATE TABLE theirs (x)")
+    told = found("verify", tmp_path, exit_code=1)
+    assert told["damaged_indexes"] == ["rank-0/index.sqlite: there are tables that are not ours"]
+    assert found("clear", tmp_path, "--older-than", "1d")["removed"] == []
+    assert found("verify", tmp_path, "--discard", exit_code=1)["damaged_indexes"] == told["damaged_indexes"]
+    assert found("verify", tmp_path)["ok"] is True
+    assert readable(tmp_path, range(9)) == list(range(9))
+
+
 @pytest.mark.parametrize("how", ["gone", "garbage", "torn", "another schema", "a view"])
 def test_without_its_index_a_folder_is_read_by_its_slots(tmp_path: Path, how: str) -> None:
     store(tmp_path, range(9))

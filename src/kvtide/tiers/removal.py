@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from kvtide.errors import ConfigError, TierFullError
+from kvtide.errors import ConfigError, TierFullError, TierUnavailableError
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.holes import punched
 from kvtide.tiers.rank_folder import INDEX_NAMES, RankFolder, reason
@@ -117,8 +117,7 @@ def forget(rank: RankFolder, places: Sequence[Place], tick: Callable[[int], None
         TierError: The index cannot be changed.
         OSError: A slab cannot be.
     """
-    rank.close_index()
-    index = DiskIndex(rank.path) if rank.index_trouble is None else None
+    index = _index_of(rank)
     try:
         for first in range(0, len(places), PLACES_PER_STEP):
             step = places[first : first + PLACES_PER_STEP]
@@ -194,6 +193,17 @@ def drop_index(rank: RankFolder) -> None:
     for name in INDEX_NAMES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=rank.descriptor)
+
+
+def _index_of(rank: RankFolder) -> DiskIndex | None:
+    """Open the index for writing; None where an instance would make it anew from the slots."""
+    rank.close_index()
+    if rank.index_trouble is None:
+        try:
+            return DiskIndex(rank.path)
+        except TierUnavailableError as error:
+            rank.index_trouble = str(error).removeprefix(f"{rank.path}/")
+    return None
 
 
 def _empty(rank: RankFolder, places: Sequence[Place]) -> None:
