@@ -249,6 +249,12 @@ class LowerTier:
         if wanted > 0 and self.is_open:
             self._evict(wanted)
 
+    def tell_removed(self) -> None:
+        """Tell whoever listens that nothing of it can be fetched any more; before the catalog forgets."""
+        if self._with_events and (names := self._catalog.names(self.index)):
+            keys = PackedKeys(tuple(names), self._catalog.tree.width)
+            self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
+
     def reset(self) -> None:
         """Forget everything: the catalog has."""
         self._arrivals.forget()

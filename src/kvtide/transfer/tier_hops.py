@@ -32,7 +32,7 @@ from kvtide.transfer.pool import HostPool
 
 logger = logging.getLogger(__name__)
 
-RECORDS_PER_STEP = 512
+RECORDS_PER_STEP = 384
 """Of an inventory, so many are told in one step: about two milliseconds, and a hundred kilobytes."""
 
 

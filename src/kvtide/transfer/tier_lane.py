@@ -113,7 +113,7 @@ class TierLane(Lane):
     def submit(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
         with self._changed:
             taken = self._books.take(job_id, direction, parts)
-            self._changed.notify_all()
+            self._changed.notify(len(parts))
         return taken
 
     def cancel(self, job_ids: Collection[JobId]) -> None:
@@ -213,7 +213,8 @@ class TierLane(Lane):
                 self._judge(call, fate, trouble)
                 self._settle(call, fate, trouble)
                 self._tell()
-                self._changed.notify_all()
+                if self._frees_others(call):
+                    self._changed.notify_all()
                 if call.late and self._surplus:
                     self._surplus -= 1
                     self._thread_count -= 1
@@ -281,6 +282,11 @@ class TierLane(Lane):
         if now_s < self._again_s or self._under_way(Kind.WRITE) or self._under_way(Kind.GENERATION):
             return None
         return Call(Kind.GENERATION, now_s, trusted=self._generations[0])
+
+    def _frees_others(self, call: Call) -> bool:
+        """Whether with the end of a call others may begin that were held up by it."""
+        settles = call.kind in (Kind.DISCARD, Kind.GENERATION)
+        return settles or call.late or bool(self._generations) or self._closing
 
     def _under_way(self, kind: Kind) -> bool:
         return any(call.kind is kind and not call.late for call in self._calls.values())
