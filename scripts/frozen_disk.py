@@ -45,6 +45,7 @@ NEW_TOKENS = 32
 OUTPUT_TOKENS = 8
 CONCURRENCY = 4
 PREFIXES = 48  # 283 MB of KV cache, in a host pool of 64 MiB
+STORED_SHARE = 0.75
 HOST_MEMORY = "64MiB"
 ROUND_REQUESTS = 20
 ROUND_LIMIT_S = 300.0
@@ -159,12 +160,10 @@ def prepare(engines: Mapping[str, EngineProcess], requests: Requests, tier: str)
     # A warm load as well, so that the first frozen one is not the first of all.
     engines[TIER].run(Load((requests.prefixes[0] + requests.prefixes[1][:NEW_TOKENS],), 1, 1, ROUND_LIMIT_S))
     metrics = engines[TIER].run(Load((), 1, 1, ROUND_LIMIT_S)).metrics
-    stored, wanted = (
-        metrics.get(f"tier_stored_chunks{{{tier}}}", 0),
-        PREFIXES * (PREFIX_TOKENS // BLOCK_TOKENS),
-    )
-    if stored < wanted:
-        raise UnfitError(f"{stored:.0f} of {wanted} chunks are on disk: {dict(metrics)}")
+    stored = metrics.get(f"tier_stored_chunks{{{tier}}}", 0)
+    # What was computed before the host pool was ready, or faster than it is written on, is not there.
+    if stored < STORED_SHARE * PREFIXES * (PREFIX_TOKENS // BLOCK_TOKENS):
+        raise UnfitError(f"only {stored:.0f} chunks are on disk: {dict(metrics)}")
 
 
 def run(options: argparse.Namespace, model: Path, medium: Medium) -> list[Round]:
@@ -193,6 +192,11 @@ def run(options: argparse.Namespace, model: Path, medium: Medium) -> list[Round]
     return found
 
 
+def write(out: Path, fields: Mapping[str, Any]) -> None:
+    """Leave ``report.json``."""
+    (out / "report.json").write_text(json.dumps(fields, indent=1) + "\n")
+
+
 def main() -> int:
     """Run the trial and return the exit code."""
     options = arguments()
@@ -206,12 +210,13 @@ def main() -> int:
                 rounds = run(options, model, medium)
             finally:
                 medium.close()
+        report = {"medium": name, "rounds": [asdict(one) for one in rounds]}
+        write(options.out, report)  # also what is then refused can be looked at
         verdict = judge(rounds)
     except (UnfitError, RuntimeError) as error:
         print(f"frozen-disk: {error}", file=sys.stderr)
         return COULD_NOT
-    fields = {"medium": name, **verdict.record(), "rounds": [asdict(one) for one in rounds]}
-    (options.out / "report.json").write_text(json.dumps(fields, indent=1) + "\n")
+    write(options.out, verdict.record() | report)
     for arm in (TIER, WITHOUT):
         times = f"p50 {verdict.p50_ms[arm]:.0f} ms, p95 {verdict.p95_ms[arm]:.0f} ms"
         print(f"{arm}: {verdict.requests[arm]} requests, time to first token {times}")
