@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from kvtide.config import (
     COMMAND_LINE,
+    CONFIDENTIAL,
     DEFAULT,
     ENVIRONMENT,
     EXTRA_CONFIG,
@@ -38,6 +39,17 @@ WRONG: dict[str, list[Any]] = {
     "defer_limit_s": [-0.1, 600.1, "2s", math.nan, "nan", math.inf, True, None],
     "transfer_deadline_s": [0, -1, 3601, "soon", math.nan, True, None],
     "flush_limit_s": [0, 60.5, "", math.inf, True, None],
+    "disk": [3, None, True, ["/a"]],
+    "disk_limit": ["much", -1, True, None, 5],
+    "disk_reserve": ["some", -1, True, None],
+    "disk_threads": [0, 33, "all", 1.5, True, None],
+    "disk_queue": ["long", 0, -5, True, None],
+    "disk_deadline_s": [0, -1, 601, "soon", math.nan, True, None],
+    "disk_direct": ["perhaps", 3, None],
+    "disk_demotion": ["never", "", "AT_ONCE", 1, True, None],
+    "disk_eviction_policy": ["mru", "", 3, True, None],
+    "promotion_share": [0, 0.91, -0.1, "all", math.nan, True, None],
+    "reset_keeps_tiers": ["perhaps", 3, None],
     "prefault": ["perhaps", 3, None],
     "self_test": ["perhaps", 3, None],
 }
@@ -54,9 +66,60 @@ LIMITS: dict[str, list[Any]] = {
     "defer_limit_s": [0, 600, "0.5"],
     "transfer_deadline_s": [0.001, 3600],
     "flush_limit_s": [0.001, 60],
+    "disk": [""],
+    "disk_limit": [0],
+    "disk_reserve": [0, "1GiB"],
+    "disk_threads": [1, 32, "4"],
+    "disk_queue": [1, "1GiB"],
+    "disk_deadline_s": [0.001, 600],
+    "disk_direct": [True, False, "off"],
+    "disk_demotion": ["at_once", "second_sight", "on_eviction"],
+    "disk_eviction_policy": ["lru", "arc"],
+    "promotion_share": [0.01, 0.9, "0.5"],
+    "reset_keeps_tiers": [True, False, "off"],
+    "tiers": [[], "[]", '[{"class": "a.B", "limit": "1GiB"}, {"class": "a.B", "limit": 1, "name": "x"}]'],
     "prefault": [True, False, "off"],
     "self_test": [True, False, "off"],
 }
+
+
+def test_a_disk_needs_a_limit_and_a_limit_a_disk() -> None:
+    config = load_config(extra_config=ENOUGH | {"disk": "/cache", "disk_limit": "2GiB"})
+    assert (config.tier_names, int(config.disk_limit)) == (("disk",), 2 << 30)
+    with pytest.raises(ConfigError, match="disk_limit"):
+        load_config(extra_config=ENOUGH | {"disk": "/cache"})
+    with pytest.raises(ConfigError, match="disk_limit"):
+        load_config(extra_config=ENOUGH | {"disk_limit": "2GiB"})
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        "{",
+        3,
+        "3",
+        None,
+        True,
+        [{"class": "a.B", "options": {"password": "hush"}}],
+        [{"limit": 1}],
+        [{"class": "a.B", "limit": 1, "no": 1}],
+        [{"class": "a.B", "limit": 1}, {"class": "c.B", "limit": 1}],
+        '[{"class": "a.B", "limit": "some", "options": {"password": "hush"}}]',
+    ],
+)
+def test_wrong_tiers_are_refused_by_name_and_nothing_of_them_is_shown(wrong: object) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_config(ENOUGH | {"tiers": wrong})
+    assert caught.value.setting == "tiers"
+    assert "hush" not in str(caught.value) + repr(caught.value)
+
+
+def test_a_tier_s_options_are_not_shown() -> None:
+    tier = {"class": "a.Remote", "limit": 1, "options": {"password": "hush"}}
+    config = load_config(extra_config=ENOUGH | {"tiers": [tier]})
+    assert config.tiers[0].options == {"password": "hush"}
+    assert "hush" not in repr(config)
+    assert config.tier_names == ("remote",)
 
 
 def every(values: dict[str, list[Any]]) -> list[Any]:
@@ -64,7 +127,8 @@ def every(values: dict[str, list[Any]]) -> list[Any]:
 
 
 def test_the_lists_here_leave_no_setting_out() -> None:
-    assert list(WRONG) == list(LIMITS) == list(KVTideConfig.model_fields)
+    assert list(LIMITS) == list(KVTideConfig.model_fields)
+    assert list(WRONG) == [name for name in KVTideConfig.model_fields if name not in CONFIDENTIAL]
 
 
 @pytest.mark.parametrize(("name", "value"), every(WRONG))

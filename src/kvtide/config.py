@@ -30,6 +30,9 @@ EXTRA_CONFIG = "kv_connector_extra_config"
 ENVIRONMENT = "environment"
 DEFAULT = "default"
 
+CONFIDENTIAL = {"tiers"}
+"""Settings whose values are not shown: they may hold passwords."""
+
 SIZE_HINT = "give a size such as 8GiB, 512MiB or a number of bytes"
 
 
@@ -50,7 +53,11 @@ class TierSettings(BaseModel):
     deadline_s: float = Field(default=2.0, gt=0, le=600)
     demotion: DEMOTIONS = "at_once"
     eviction_policy: POLICY_NAMES = "lru"
-    options: dict[str, Any] = Field(default_factory=dict, repr=False)  # may hold a password
+    # May hold a password: never shown.
+    options: dict[str, Any] = Field(default_factory=dict, repr=False, exclude=True)
+
+    def __str__(self) -> str:
+        return self.label
 
     @property
     def label(self) -> str:
@@ -297,6 +304,8 @@ def resolve(
                 raise _unknown(name, value, source)
             if name not in merged:
                 merged[name], origins[name] = value, source
+            elif name in CONFIDENTIAL:
+                logger.warning("%s: %s wins over %s", name, origins[name], source)
             elif not _same(name, merged[name], value):
                 logger.warning(
                     "%s: %r (%s) wins over %r (%s)", name, merged[name], origins[name], value, source
@@ -331,16 +340,22 @@ def _checked(merged: dict[str, Any]) -> KVTideConfig:
     except ValidationError as error:
         first = error.errors()[0]
         name = str(first["loc"][0])
-        raise ConfigError(name, merged.get(name), f"{hint_of(name)} ({first['msg']})") from None
-    if config.disk and not config.disk_limit:
-        raise ConfigError("disk_limit", None, f"say how much of {config.disk} may be used: {SIZE_HINT}")
-    if config.disk_limit and not config.disk:
-        raise ConfigError("disk_limit", int(config.disk_limit), "there is no disk: give its folder")
-    for label in config.tier_names:
-        if config.tier_names.count(label) > 1:
-            raise ConfigError("tiers", label, "two tiers have this name; give each a name of its own")
+        value = merged.get(name) if name not in CONFIDENTIAL else "/".join(map(str, first["loc"][1:]))
+        raise ConfigError(name, value, f"{hint_of(name)} ({first['msg']})") from None
     # A bool is an int to Python; "blocks_per_chunk": true is a mistake, not a 1.
     for name, value in merged.items():
         if isinstance(value, bool) and KVTideConfig.model_fields[name].annotation is not bool:
             raise ConfigError(name, value, hint_of(name))
+    _refuse_contradictions(config, merged)
     return config
+
+
+def _refuse_contradictions(config: KVTideConfig, merged: Mapping[str, Any]) -> None:
+    limit = merged.get("disk_limit")
+    if config.disk and not config.disk_limit:
+        raise ConfigError("disk_limit", limit, f"{SIZE_HINT}: how much of {config.disk} may be used")
+    if config.disk_limit and not config.disk:
+        raise ConfigError("disk_limit", limit, f"{SIZE_HINT}; but there is no disk: give its folder, too")
+    for label in config.tier_names:
+        if config.tier_names.count(label) > 1:
+            raise ConfigError("tiers", label, "two tiers have this name; give each a name of its own")

@@ -1,32 +1,23 @@
 """From settings to tiers below host memory: their books for the scheduler half, their lanes for each rank."""
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtide.config import KVTideConfig
 from kvtide.manager.lower import Demotion, TierPlan
 from kvtide.tiers.base import PrivateTier, Tier, TierPlace
-from kvtide.tiers.disk import DiskTier
+from kvtide.tiers.disk_folder import KnownFingerprints
 from kvtide.tiers.fingerprint import Fingerprint
 from kvtide.tiers.named import tier_named
 from kvtide.tiers.records import RecordIdentity, Shard
+from kvtide.tiers.replicas import disk_tier, writers_of
 from kvtide.transfer.lane import Lane
 from kvtide.transfer.tier_hops import TierSeat
 from kvtide.transfer.tier_lane import LaneSettings, TierLane
 
-
-@dataclass(frozen=True, slots=True)
-class ShardPlace:
-    """A rank's part of each chunk of one group.
-
-    Attributes:
-        shard: Which part; ranks with identical bytes hold the same.
-        writer: The rank that writes it below host memory: the lowest that holds it.
-    """
-
-    shard: Shard
-    writer: int
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,24 +26,19 @@ class TierIdentity:
 
     Attributes:
         rank: From 0.
-        rank_count: How many there are.
         fingerprint: Of all that shapes them beside the tokens.
         model: Its name, for people.
-        places: Per group.
-        writers: Ranks that write anything.
+        shards: For each rank, its part of each chunk, by group; ranks with identical bytes hold the same.
     """
 
     rank: int
-    rank_count: int
     fingerprint: Fingerprint
     model: str
-    places: tuple[ShardPlace, ...]
-    writers: frozenset[int]
+    shards: tuple[tuple[Shard, ...], ...]
 
-    @property
-    def records(self) -> RecordIdentity:
-        """What every record of this rank has in common."""
-        return RecordIdentity(self.fingerprint.digest, tuple(place.shard for place in self.places))
+    def records(self) -> list[RecordIdentity]:
+        """Say what every record of each rank has in common."""
+        return [RecordIdentity(self.fingerprint.digest, of_rank) for of_rank in self.shards]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,41 +61,59 @@ def tier_plans(config: KVTideConfig) -> list[PlannedTier]:
     return plans
 
 
-def tier_seats(config: KVTideConfig, identity: TierIdentity, chunk_bytes: Sequence[int]) -> list[TierSeat]:
+def tier_seats(
+    config: KVTideConfig,
+    identity: TierIdentity,
+    chunk_bytes: Sequence[int],
+    lane_of: Callable[[Tier, str, LaneSettings], Lane] = TierLane,
+) -> list[TierSeat]:
     """Build a rank's tiers and the lanes before them; they open in the background.
 
     Args:
         config: Settings.
         identity: Whose bytes.
         chunk_bytes: Per group, bytes of one chunk on this rank.
+        lane_of: Makes the lane before a tier, given its name; replaced in simulations.
 
     Raises:
         ConfigError: Another instance uses the folder, or a class cannot be had.
     """
-    seats = []
-    writers = max(1, len(identity.writers))
+    seats: list[TierSeat] = []
+    records, rank = identity.records(), identity.rank
+    counts = tuple(shard.count for shard in identity.shards[rank])
     if config.disk:
-        disk = DiskTier(
-            Path(config.disk),
-            identity.records,
-            config.disk_limit // writers,
-            config.disk_reserve,
-            config.disk_direct,
-            identity.rank,
+        folder = Path(config.disk)
+        writers = {writers_of(identity.shards, other) for other in range(len(records))}
+        share = config.disk_limit // len({writer for of_rank in writers for writer in of_rank})
+        disk = disk_tier(folder, records, rank, share, config.disk_reserve, config.disk_direct)
+        if rank == 0:
+            _note_fingerprint(folder, identity)
+        settings = LaneSettings(
+            config.disk_threads, config.disk_queue, config.disk_deadline_s, config.transfer_deadline_s
         )
-        settings = LaneSettings(config.disk_threads, config.disk_queue, config.disk_deadline_s)
-        seats.append(_seat(disk, TierLane(disk, "disk", settings), identity, chunk_bytes))
+        mine = writers_of(identity.shards, rank)
+        costs = tuple(
+            disk.record_bytes(count) if writer == rank else 0
+            for count, writer in zip(chunk_bytes, mine, strict=True)
+        )
+        seats.append(TierSeat(lane_of(disk, "disk", settings), costs, counts))
     for wanted in config.tiers:
-        place = TierPlace(identity.records, identity.rank, wanted.limit // writers, wanted.options)
+        place = TierPlace(records[rank], rank, wanted.limit // len(records), wanted.options)
         tier = tier_named(wanted.path, place)
-        settings = LaneSettings(wanted.threads, wanted.queue, wanted.deadline_s)
-        seats.append(_seat(tier, TierLane(tier, wanted.label, settings), identity, chunk_bytes))
+        settings = LaneSettings(wanted.threads, wanted.queue, wanted.deadline_s, config.transfer_deadline_s)
+        costs = tuple(
+            tier.record_bytes(count) if isinstance(tier, PrivateTier) else 0 for count in chunk_bytes
+        )
+        # Whatever ranks have alike: each writes its own.
+        everybody = (len(records),) * len(counts)
+        seats.append(TierSeat(lane_of(tier, wanted.label, settings), costs, everybody))
     return seats
 
 
-def _seat(tier: Tier, lane: Lane, identity: TierIdentity, chunk_bytes: Sequence[int]) -> TierSeat:
-    record_bytes = tuple(
-        tier.record_bytes(count) if isinstance(tier, PrivateTier) and place.writer == identity.rank else 0
-        for count, place in zip(chunk_bytes, identity.places, strict=True)
-    )
-    return TierSeat(lane, record_bytes, tuple(place.shard.count for place in identity.places))
+def _note_fingerprint(folder: Path, identity: TierIdentity) -> None:
+    """Say once whether what lies there is of this model, and remember it."""
+    known = KnownFingerprints(folder)
+    changed = known.changed(identity.fingerprint)
+    if changed:
+        logger.warning("disk: %s starts cold: since it was used last, %s changed", folder, ", ".join(changed))
+    known.note(identity.fingerprint, identity.model)

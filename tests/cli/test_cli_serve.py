@@ -159,10 +159,21 @@ def test_every_setting_is_an_option_and_reaches_the_connector(name: str) -> None
         option = [option_of(name) if field.default is False else f"--no-{option_of(name)[2:]}"]
         expected: Any = not field.default
     else:
-        named = {"eviction_policy": "lru", "store_policy": "lazy"}
-        expected = {"host_memory": "7GiB", "store_queue": "5MiB", **named}.get(name, 3)
+        named = {
+            "eviction_policy": "lru",
+            "store_policy": "lazy",
+            "disk": "/cache",
+            "disk_demotion": "second_sight",
+            "disk_eviction_policy": "arc",
+            "promotion_share": 0.5,
+            "tiers": '[{"class": "my.Tier", "limit": "1GiB"}]',
+        }
+        sizes = dict.fromkeys(("store_queue", "disk_limit", "disk_reserve", "disk_queue"), "5MiB")
+        expected = {"host_memory": "7GiB", **sizes, **named}.get(name, 3)
         option = [option_of(name), str(expected)]
-    words = printed("M", *([] if name == "host_memory" else ["--host-memory", "7GiB"]), *option)
+    needed = {"disk": ["--disk-limit", "9GiB"], "disk_limit": ["--disk", "/cache"]}.get(name, [])
+    needed += [] if name == "host_memory" else ["--host-memory", "7GiB"]
+    words = printed("M", *needed, *option)
     assert transfer(words)["kv_connector_extra_config"][name] == expected
 
 

@@ -148,11 +148,12 @@ def serve_arguments(
 
 
 def _explicit(resolved: Resolved) -> dict[str, object]:
-    """Settings that are not defaults: sizes as they were written, all else as it was understood."""
+    """Settings that are not defaults: sizes and lists as they were written, all else as it was understood."""
     values = {
         name: getattr(resolved.config, name) for name in KVTideConfig.model_fields if name in resolved.given
     }
-    return {name: resolved.given[name] if isinstance(v, ByteSize) else v for name, v in values.items()}
+    as_written = (ByteSize, tuple)
+    return {name: resolved.given[name] if isinstance(v, as_written) else v for name, v in values.items()}
 
 
 def _hint_at_misspelt(given: Sequence[str]) -> None:

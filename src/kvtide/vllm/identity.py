@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from kvtide.errors import ConfigError
-from kvtide.geometry import GroupKind, KVGeometry
-from kvtide.spec_tiers import ShardPlace, TierIdentity
+from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
+from kvtide.spec_tiers import TierIdentity
 from kvtide.tiers.fingerprint import Fingerprint, weights_digest
 from kvtide.tiers.records import FORMAT_VERSION, Shard
 
@@ -79,46 +79,43 @@ def tier_identity_of(
     Raises:
         ConfigError: As ``fingerprint_of``.
     """
-    parallel = vllm_config.parallel_config
-    places = [shard_places(vllm_config, geometry, rank) for rank in range(geometry.shard_count)]
     return TierIdentity(
-        parallel.rank,
-        geometry.shard_count,
+        vllm_config.parallel_config.rank,
         fingerprint_of(vllm_config, kv_cache_config, geometry),
         vllm_config.model_config.model,
-        places[parallel.rank],
-        frozenset(place.writer for of_rank in places for place in of_rank),
+        tuple(shards_of(vllm_config, geometry, rank) for rank in range(geometry.shard_count)),
     )
 
 
-def shard_places(vllm_config: "VllmConfig", geometry: KVGeometry, rank: int) -> tuple[ShardPlace, ...]:
-    """Say, per group, which part of each chunk a rank holds, and who writes it.
+def shards_of(vllm_config: "VllmConfig", geometry: KVGeometry, rank: int) -> tuple[Shard, ...]:
+    """Say, per group, which part of each chunk a rank holds: the same as others with identical bytes.
 
-    Ranks hold the same bytes where latents are kept (each computes them all) and where there are more ranks
-    than KV heads; with decode-context parallelism each of those has other tokens.
+    Bytes are identical where latents are kept, which each rank computes, and where there are more ranks than
+    KV heads; with decode-context parallelism neighbours among those have other tokens.
     """
-    parallel, model = vllm_config.parallel_config, vllm_config.model_config
+    parallel = vllm_config.parallel_config
     ranks, token_shards = parallel.tensor_parallel_size, parallel.decode_context_parallel_size
     stage, place = divmod(rank, ranks)
-    heads = model.get_total_num_kv_heads()
-    # Where layers may differ in heads, each rank is taken to have bytes of its own.
-    alike = geometry.is_one_prefix and vllm_config.speculative_config is None and 0 < heads < ranks
     found = []
     for group in geometry.groups:
-        if group.kind in LATENTS:
-            copies, parts = ranks // token_shards, 1
-        elif alike and ranks % heads == 0 and group.kind is GroupKind.FULL_ATTENTION:
-            copies, parts = ranks // heads // token_shards, heads
-        else:
-            copies, parts = 1, ranks
-        count = ranks // copies
-        per_part = ranks // parts
-        # Neighbouring ranks hold the same heads, and among them neighbours other tokens.
-        index = place if copies == 1 else place // per_part * token_shards + place % token_shards
-        writer = place if copies == 1 else place // per_part * per_part + place % token_shards
-        stages = parallel.pipeline_parallel_size
-        found.append(ShardPlace(Shard(stage * count + index, stages * count), stage * ranks + writer))
+        parts = _parts_of(vllm_config, geometry, group)
+        count = min(ranks, parts * token_shards)
+        index = place if count == ranks else place // (ranks // parts) * token_shards + place % token_shards
+        found.append(Shard(stage * count + index, parallel.pipeline_parallel_size * count))
     return tuple(found)
+
+
+def _parts_of(vllm_config: "VllmConfig", geometry: KVGeometry, group: GroupGeometry) -> int:
+    """Into how many parts the ranks of a stage divide what is kept of a token."""
+    ranks = int(vllm_config.parallel_config.tensor_parallel_size)
+    if group.kind in LATENTS:
+        return 1
+    heads = int(vllm_config.model_config.get_total_num_kv_heads())
+    # Where layers may differ in heads, each rank is taken to have bytes of its own.
+    alike = geometry.is_one_prefix and vllm_config.speculative_config is None
+    if alike and group.kind is GroupKind.FULL_ATTENTION and 0 < heads < ranks and ranks % heads == 0:
+        return heads
+    return ranks
 
 
 def weights_of(model: "ModelConfig") -> str:
