@@ -59,11 +59,11 @@ class NaiveCatalog:
             self.slot[tier][group][name] = slot
             if name not in self.recency[tier]:
                 self.recency[tier].append(name)
-        self.touch(keys, (start + len(slots)) * self.groups[group].stride)
+        self.touch(keys, (start + len(slots)) * self.groups[group].stride, (tier,))
 
-    def touch(self, keys: Sequence[bytes], stop: int) -> None:
+    def touch(self, keys: Sequence[bytes], stop: int, tiers: Sequence[int] | None = None) -> None:
         self.parent.update(zip(keys, (None, *keys), strict=False))
-        for tier in self.tiers:
+        for tier in self.tiers if tiers is None else tiers:
             for name in reversed(keys[:stop]):
                 if name in self.recency[tier]:
                     self.recency[tier].remove(name)

@@ -70,6 +70,12 @@ class Arrivals:
             before = store if start == last else None
         behind = there[start:-1]
         stop = start + (int(behind.argmax()) if behind.any() else len(behind))
+        # Behind a window, or what was lost, more may be on its way than what follows in a row.
+        if len(self.pending) and (
+            self._catalog.has_holes or self._groups[run.group_index].window is not None
+        ):
+            ahead = range(start + 1, stop)
+            stop = next((at for at in ahead if self.pending.begins_at(run, run.start + at)), stop)
         return run.start + start, run.start + stop, before
 
     def complete(self, run: ChunkRun, places: Ids, done_count: int) -> bool:

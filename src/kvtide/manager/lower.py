@@ -4,7 +4,7 @@ What leaves it is decided here and told to the ranks as keys to forget. Knows by
 ranks report; does not know slots of host memory, requests or media.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -98,7 +98,7 @@ class LowerTier:
         self._record_bytes = (0,) * len(groups)
         self._capacity_bytes = 0
         self._ticket = 0
-        self._void: set[int] = set()  # writes of before a reset, by their first number
+        self._decided: set[OffloadKey] | None = None  # since ranks began to tell of an earlier life
         self._open_bytes = 0
         self._runs_left = RUNS_PER_STEP
         self._discards: list[OffloadKey] = []
@@ -178,8 +178,10 @@ class LowerTier:
         if not run:
             self._catalog.unpin(pin)
             return run, ids(())
-        places = ids(range(self._ticket, self._ticket + len(run)))
-        self._ticket = (self._ticket + len(run)) % TICKETS
+        # The engine may take back the end of a prompt; its names are needed until the write has ended.
+        run, places = run.frozen(), self._numbers(len(run))
+        if self._decided is not None:
+            self._decided.update(run)
         parent = self._parent_of(run)
         if parent is not None:
             self._catalog.unpin(pin)
@@ -199,43 +201,48 @@ class LowerTier:
     def lose(self, run: ChunkRun, chunk_index: int) -> None:
         """Note that a chunk is not there, whatever the books say."""
         keys, _, _ = self._arrivals.positions(run)
+        chunk = run.between(chunk_index, chunk_index + 1)
         if self._catalog.lose(self.index, run.group_index, keys, chunk_index):
             self._counts[run.group_index] -= 1
             self._metrics.add("tier_lost_chunks", 1, self.plan.name)
-            key = run.between(chunk_index, chunk_index + 1)[0]
-            self._discards.append(key)
+            self._discard(chunk)
             if self._with_events:
-                self.events.append(OffloadingEvent((key,), Medium.STORAGE, removed=True))
+                self.events.append(OffloadingEvent(tuple(chunk), Medium.STORAGE, removed=True))
+        elif self._decided is not None and self._lacking_of(chunk):
+            self._discard(chunk)  # whatever ranks tell of it still
+
+    def note_decisions(self, wanted: bool) -> None:
+        """Begin, or end, to remember what is written and forgotten, while ranks tell of an earlier life."""
+        self._decided = set() if wanted else None
 
     def found(self, run: ChunkRun, visit: int) -> int:
         """Take in chunks from an earlier life, whose parent is known; what is in the books stays as it is.
 
         Returns:
-            How many were new.
+            How many were new. What extends a chunk that has left again meanwhile is forgotten.
         """
-        keys, _, _ = self._arrivals.positions(run)
-        rest = run.between(0, run.stop) if self._looks_back[run.group_index] else run
-        count = 0
+        looks_back, count = self._looks_back[run.group_index], 0
+        rest = run.between(0, run.stop) if looks_back else run
         while rest:
-            start, stop = self.lacking(rest)
+            start, stop, before = self._arrivals.absent(rest)
             if start == stop:
                 break
-            if start < run.start:
-                self.discard(run)  # what they extend has left again
+            end = start if start < run.start else self._undecided(run, start, stop)
+            if end > start:
+                self._take_in(run.between(start, end), visit, before if looks_back else None)
+                count += end - start
+            if end < stop and looks_back:
+                self.forget_found([run.between(at, at + 1)[0] for at in self._lacking_of(run)])
                 break
-            places = np.zeros(stop - start, dtype=np.int32)
-            self._counts[run.group_index] += len(places)
-            self._catalog.insert(self.index, run.group_index, keys, start, places, visit)
-            count += len(places)
-            if self._with_events:
-                part = run.between(start, stop)
-                self.events.append(OffloadingEvent(part, Medium.STORAGE, removed=False))
+            rest = rest.between(max(stop if end == stop else end + 1, start + 1), rest.stop)
         self._metrics.add("tier_found_chunks", count, self.plan.name)
         return count
 
-    def discard(self, keys: Iterable[OffloadKey]) -> None:
-        """Have the ranks forget keys that are not in the books."""
-        self._discards += keys
+    def forget_found(self, keys: Sequence[OffloadKey]) -> None:
+        """Have the ranks forget what they told of, where nobody has decided on it since."""
+        if self._decided:
+            keys = [key for key in keys if key not in self._decided]
+        self._discard(keys)
 
     def take_discards(self) -> tuple[OffloadKey, ...]:
         """Hand out what the ranks are to forget."""
@@ -264,7 +271,6 @@ class LowerTier:
         pending = [0] * len(self._counts)
         for store in self._arrivals.pending:
             pending[store.run.group_index] += len(store.run)
-            self._void.add(store.slots[0])
         self._counts = pending
         self._discards = []
         self._catalog.mask(self.index, self.serves)
@@ -322,7 +328,7 @@ class LowerTier:
         for group_index, names in gone.names:
             self._counts[group_index] -= len(names) // width
         keys = PackedKeys(tuple(gone.names), width)
-        self._discards += keys
+        self._discard(keys)
         self._metrics.add("tier_evicted_chunks", gone.count, self.plan.name)
         if self._with_events:
             self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
@@ -336,11 +342,53 @@ class LowerTier:
 
     def _now_free(self, store: PendingStore) -> None:
         self._counts[store.run.group_index] -= len(store.run)
-        if store.slots[0] in self._void:
-            self._void.discard(store.slots[0])
-        else:
-            # A rank may have kept what another has not, or what came too late to be of use.
-            self._discards += store.run
+        # A rank may have kept what another has not, or what came too late to be of use. Where somebody else
+        # has written the same since, it stays.
+        self._discard([store.run.between(at, at + 1)[0] for at in self._lacking_of(store.run)])
+
+    def _take_in(self, run: ChunkRun, visit: int, before: PendingStore | None) -> None:
+        """Enter chunks that ranks have; behind a write that is under way they wait for it."""
+        self._counts[run.group_index] += len(run)
+        if before is not None:
+            store = PendingStore(run, self._numbers(len(run)), visit, before, copied=True)
+            self._arrivals.pending.add(store)
+            return
+        keys, _, _ = self._arrivals.positions(run)
+        places = np.zeros(len(run), dtype=np.int32)
+        self._catalog.insert(self.index, run.group_index, keys, run.start, places, visit)
+        if self._with_events:
+            self.events.append(OffloadingEvent(run, Medium.STORAGE, removed=False))
+
+    def _undecided(self, run: ChunkRun, start: int, stop: int) -> int:
+        """Find the first of some chunks on which somebody has decided since ranks began to tell."""
+        if self._decided:
+            for at in range(start, stop):
+                if run.between(at, at + 1)[0] in self._decided:
+                    return at
+        return stop
+
+    def _lacking_of(self, run: ChunkRun) -> list[int]:
+        """List the chunks of a run that it has not got and is not getting."""
+        found: list[int] = []
+        rest = run.between(0, run.stop) if self._looks_back[run.group_index] else run
+        while rest:
+            start, stop = self.lacking(rest)
+            found += range(max(start, run.start), stop)
+            if start == stop:
+                break
+            rest = rest.between(stop, rest.stop)
+        return found
+
+    def _discard(self, keys: Sequence[OffloadKey]) -> None:
+        self._discards += keys
+        if self._decided is not None:
+            self._decided.update(keys)
+
+    def _numbers(self, count: int) -> Ids:
+        """Number chunks that are on their way."""
+        first = self._ticket
+        self._ticket = (first + count) % TICKETS
+        return ids(range(first, first + count))
 
     def _note_skipped(self, count: int, reason: str) -> None:
         if count:

@@ -114,7 +114,10 @@ class PendingStores:
         run = store.run
         self.remove(store)
         rest = PendingStore(run.between(run.start + count, run.stop), store.slots[count:], store.visit, store)
-        rest.children, store.children = store.children, []
+        # Some may continue it in the middle: they need no more than has come.
+        children, end = store.children, run.start + count
+        store.children = [child for child in children if child.run.start <= end]
+        rest.children = [child for child in children if child.run.start > end]
         for child in rest.children:
             child.parent = rest
         store.run, store.slots = run.between(run.start, run.start + count), store.slots[:count]

@@ -99,6 +99,7 @@ class LowerTiers:
         for warming in self._warming.values():
             if warming.step():
                 self._ladder.host.residency_epoch += 1
+        self._promotions.keep_what_has_come()
         self._demotions.end_step()
         self._ladder.keep_room()
         self._promotions.plan()
@@ -131,6 +132,7 @@ class LowerTiers:
                     self._promotions.ended(hop, hop.what)
             elif not hop.owing:
                 self._demotions.ended(hop, hop.what)
+        self._promotions.keep_what_has_come()
 
     # -- the rest -------------------------------------------------------------------------------
 
