@@ -1,18 +1,19 @@
 """From settings to tiers below host memory: their books for the scheduler half, their lanes for each rank."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from kvtide.config import KVTideConfig
 from kvtide.manager.lower import Demotion, TierPlan
-from kvtide.tiers.base import PrivateTier, TierPlace
+from kvtide.tiers.base import PrivateTier, Tier, TierPlace
 from kvtide.tiers.disk_folder import KnownFingerprints
 from kvtide.tiers.fingerprint import Fingerprint
 from kvtide.tiers.named import tier_named
 from kvtide.tiers.records import RecordIdentity, Shard
 from kvtide.tiers.replicas import disk_tier, writers_of
+from kvtide.transfer.lane import Lane
 from kvtide.transfer.tier_hops import TierSeat
 from kvtide.transfer.tier_lane import LaneSettings, TierLane
 
@@ -60,13 +61,19 @@ def tier_plans(config: KVTideConfig) -> list[PlannedTier]:
     return plans
 
 
-def tier_seats(config: KVTideConfig, identity: TierIdentity, chunk_bytes: Sequence[int]) -> list[TierSeat]:
+def tier_seats(
+    config: KVTideConfig,
+    identity: TierIdentity,
+    chunk_bytes: Sequence[int],
+    lane_of: Callable[[Tier, str, LaneSettings], Lane] = TierLane,
+) -> list[TierSeat]:
     """Build a rank's tiers and the lanes before them; they open in the background.
 
     Args:
         config: Settings.
         identity: Whose bytes.
         chunk_bytes: Per group, bytes of one chunk on this rank.
+        lane_of: Makes the lane before a tier, given its name; replaced in simulations.
 
     Raises:
         ConfigError: Another instance uses the folder, or a class cannot be had.
@@ -81,23 +88,25 @@ def tier_seats(config: KVTideConfig, identity: TierIdentity, chunk_bytes: Sequen
         disk = disk_tier(folder, records, rank, share, config.disk_reserve, config.disk_direct)
         if rank == 0:
             _note_fingerprint(folder, identity)
-        settings = LaneSettings(config.disk_threads, config.disk_queue, config.disk_deadline_s)
+        settings = LaneSettings(
+            config.disk_threads, config.disk_queue, config.disk_deadline_s, config.transfer_deadline_s
+        )
         mine = writers_of(identity.shards, rank)
         costs = tuple(
             disk.record_bytes(count) if writer == rank else 0
             for count, writer in zip(chunk_bytes, mine, strict=True)
         )
-        seats.append(TierSeat(TierLane(disk, "disk", settings), costs, counts))
+        seats.append(TierSeat(lane_of(disk, "disk", settings), costs, counts))
     for wanted in config.tiers:
         place = TierPlace(records[rank], rank, wanted.limit // len(records), wanted.options)
         tier = tier_named(wanted.path, place)
-        settings = LaneSettings(wanted.threads, wanted.queue, wanted.deadline_s)
+        settings = LaneSettings(wanted.threads, wanted.queue, wanted.deadline_s, config.transfer_deadline_s)
         costs = tuple(
             tier.record_bytes(count) if isinstance(tier, PrivateTier) else 0 for count in chunk_bytes
         )
         # Whatever ranks have alike: each writes its own.
         everybody = (len(records),) * len(counts)
-        seats.append(TierSeat(TierLane(tier, wanted.label, settings), costs, everybody))
+        seats.append(TierSeat(lane_of(tier, wanted.label, settings), costs, everybody))
     return seats
 
 

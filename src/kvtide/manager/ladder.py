@@ -20,7 +20,7 @@ from kvtide.manager.lower import Demotion, LowerTier
 PRIVATE_PROMPTS = 1 << 16
 """Prompts that are known to stay out of tiers; beyond that, names of those host memory has forgotten go."""
 
-SAVED_AHEAD = 10
+SAVED_AHEAD = 8
 """What leaves host memory next is written where tiers want what is evicted: one slot in so many."""
 
 VICTIMS_PER_STEP = 64

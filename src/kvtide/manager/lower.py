@@ -25,6 +25,9 @@ ROOM_WANTED = 40
 """One byte in so many is freed ahead, so that the ranks have forgotten before they are to write."""
 
 
+MOST_RESERVED = 1 << 22
+"""Chunks for which the catalog has a place from the start; beyond that it grows, which copies it."""
+
 TICKETS = 1 << 30
 """Writes are known by numbers that come again after so many chunks."""
 
@@ -118,6 +121,7 @@ class LowerTier:
         policy, largest = self._catalog.policy(self.index), max(self._record_bytes, default=0)
         if policy is not None and largest:
             policy.resize(self._capacity_bytes // largest)
+            self._catalog.reserve(min(self._capacity_bytes // largest, MOST_RESERVED))
 
     @property
     def is_open(self) -> bool:

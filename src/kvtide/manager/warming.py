@@ -5,6 +5,7 @@ some chunk is missing, what lies behind that is of no use and is forgotten. Know
 goes on meanwhile, and what it has decided in between is left as it is.
 """
 
+import sys
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -56,9 +57,12 @@ class _Segment:
 
 @dataclass(slots=True)
 class _Found:
-    """Of one group, by hash: parent, chunk index and when it was written."""
+    """Of one group, by hash: chunk index, when it was written, and the parent's hash, one after another.
 
-    records: dict[bytes, tuple[bytes | None, int, int]] = field(default_factory=dict)
+    As bytes, which the garbage collector passes over: a hundred thousand tuples would stop a step for long.
+    """
+
+    records: dict[bytes, bytes] = field(default_factory=dict)
     partly: dict[bytes, int] = field(default_factory=dict)  # ranks that have it, while some have not said
     settled: dict[bytes, _Segment | None] = field(default_factory=dict)  # None: of no use
 
@@ -120,7 +124,6 @@ class Warming:
                 break
         else:
             self.is_done = True
-            self._found, self._parents = [_Found() for _ in self._groups], set()
             self._tier.note_decisions(False)
         return self.found_count > before
 
@@ -145,9 +148,7 @@ class Warming:
         """Note what one rank says."""
         width, hashes, parents = piece.hash_bytes, piece.hashes, piece.parent_hashes
         groups = np.frombuffer(piece.group_index, dtype=np.uint16).tolist()
-        indices = np.frombuffer(piece.chunk_index, dtype=np.uint32).tolist()
-        written = np.frombuffer(piece.written_at_s, dtype=np.uint64).tolist()
-        nothing = bytes(width)
+        indices, written, nothing = piece.chunk_index, piece.written_at_s, bytes(width)
         for at, group in enumerate(groups):
             if not at % BATCH:
                 yield BATCH * TOLD
@@ -162,24 +163,23 @@ class Warming:
                     continue
                 found.partly.pop(name, None)
             parent = parents[at * width : (at + 1) * width]
-            if parent == nothing:
-                found.records[name] = (None, indices[at], written[at])
-                continue
-            found.records[name] = (parent, indices[at], written[at])
-            if group == self._spine:
+            found.records[name] = indices[4 * at : 4 * at + 4] + written[8 * at : 8 * at + 8] + parent
+            if group == self._spine and parent != nothing:
                 self._parents.add(parent)
         if written:
-            self._oldest_s = min(self._oldest_s, *written) if self._newest_s else min(written)
-            self._newest_s = max(self._newest_s, *written)
+            times = np.frombuffer(written, dtype=np.uint64)
+            self._oldest_s = min(self._oldest_s or int(times.min()), int(times.min()))
+            self._newest_s = max(self._newest_s, int(times.max()))
         self._lasts += piece.last
 
     def _sort(self, spine: int, leaves: list[list[bytes]]) -> Iterator[float]:
         """Put what nothing extends into ``leaves``, by age."""
         span_s = max(1, self._newest_s - self._oldest_s)
-        for at, (name, (_, _, written_at_s)) in enumerate(self._found[spine].records.items()):
+        for at, (name, record) in enumerate(self._found[spine].records.items()):
             if not at % BATCH:
                 yield BATCH * SORTED
             if name not in self._parents:
+                written_at_s = int.from_bytes(record[4:12], sys.byteorder)
                 leaves[(written_at_s - self._oldest_s) * (BUCKETS - 1) // span_s].append(name)
 
     def _take_in(self, spine: int, leaf: bytes) -> Iterator[float]:
@@ -187,18 +187,19 @@ class Warming:
         found = self._found[spine]
         own: list[bytes] = []
         name: bytes | None = leaf
-        index = found.records[leaf][1]
+        index = _place_of(found.records[leaf])
         # A record that stands where it cannot is none; with that no chain of parents is endless.
         while name is not None and name not in found.settled:
-            parent, place, _ = found.records.get(name, (None, -1, 0))
-            if place != index:
+            record = found.records.get(name)
+            if record is None or _place_of(record) != index:
                 break
             own.append(name)
-            name, index = parent, index - 1
+            parent = record[12:]
+            name, index = parent if any(parent) else None, index - 1
             if not len(own) % BATCH:
                 yield BATCH * TOLD
         above = None if name is None else found.settled.get(name)
-        if index >= 0 if name is None else above is None or found.records[name][1] != index:
+        if index >= 0 if name is None else above is None or _place_of(found.records[name]) != index:
             found.settled.update(dict.fromkeys(own))
             self._tier.forget_found([make_offload_key(one, spine) for one in own])
             yield FORGOTTEN * (1 + len(own))
@@ -222,8 +223,8 @@ class Warming:
         last = stop // group.stride
         for chunk in range(start // group.stride, last + 1):
             name = names[(chunk + 1) * group.stride - 1] if chunk < last else b""
-            there = name in found.records and found.records[name][1] == chunk and name not in found.settled
-            if there:
+            record = found.records.get(name)
+            if record is not None and _place_of(record) == chunk and name not in found.settled:
                 found.settled[name] = None
                 first = chunk if first < 0 else first
             elif first >= 0:
@@ -234,14 +235,26 @@ class Warming:
         self.found_count += self._tier.found(run, self._visit)
 
     def _forget_the_rest(self) -> Iterator[float]:
-        """Have forgotten what is part of no prompt, or what not every rank has."""
+        """Have forgotten what is part of no prompt, or what not every rank has; and let go of it all.
+
+        A little at a time: to free a large dictionary at once takes long.
+        """
         for index, found in enumerate(self._found):
-            rest: list[OffloadKey] = []
-            for at, name in enumerate((*found.records, *found.partly)):
-                if not at % BATCH:
+            for known in (found.records, found.partly):
+                while known:
+                    rest: list[OffloadKey] = []
+                    for _ in range(min(BATCH, len(known))):
+                        name, _ = known.popitem()
+                        if name not in found.settled:
+                            rest.append(make_offload_key(name, index))
+                        found.settled.pop(name, None)
                     self._tier.forget_found(rest)
-                    rest = []
                     yield BATCH * FORGOTTEN
-                if name not in found.settled:
-                    rest.append(make_offload_key(name, index))
-            self._tier.forget_found(rest)
+        while self._parents:
+            self._parents.pop()
+            yield FORGOTTEN / 4
+
+
+def _place_of(record: bytes) -> int:
+    """Where a chunk stands in its prompt, as its record says."""
+    return int.from_bytes(record[:4], sys.byteorder)

@@ -18,8 +18,8 @@ from kvtide.scheduler.lookup import readable_tokens
 from kvtide.scheduler.open_jobs import HeldChunks
 from kvtide.scheduler.state import Kept, RequestOffloadState, SchedulerOffloadConfig
 
-PIECE_CHUNKS = 64
-PIECE_BYTES = 16 << 20
+PIECE_CHUNKS = 16
+PIECE_BYTES = 8 << 20
 """One job brings so much at most: what has come can be used while the rest is late."""
 
 ATTEMPTS = 3
