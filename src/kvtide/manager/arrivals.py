@@ -68,6 +68,10 @@ class Arrivals:
             there[start : after - run.start] = True
             start, last = int(there.argmin()), after - run.start
             before = store if start == last else None
+        if len(self.pending):
+            # What is on its way may begin behind the first gap.
+            for index in range(start, len(run)):
+                there[index] |= self.pending.begins_at(run, run.start + index) is not None
         behind = there[start:-1]
         stop = start + (int(behind.argmax()) if behind.any() else len(behind))
         return run.start + start, run.start + stop, before
