@@ -254,7 +254,7 @@ class Ladder:
                 self._begin(writes, tier, part, ids(slots[:count].tolist()), visit, None, keep)
             if group.window is None:
                 return
-            rest = rest.between(max(start + count + 1, rest.start + 1), rest.stop)
+            rest = rest.between(min(start + count + 1, rest.stop), rest.stop)
 
     def _begin(
         self,
