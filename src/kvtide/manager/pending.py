@@ -114,6 +114,9 @@ class PendingStores:
         run = store.run
         self.remove(store)
         rest = PendingStore(run.between(run.start + count, run.stop), store.slots[count:], store.visit, store)
+        if (content := store.content) is not None:
+            rest.content = content.part(len(run), count, len(run))
+            store.content = content.part(len(run), 0, count)
         rest.children, store.children = store.children, []
         for child in rest.children:
             child.parent = rest
