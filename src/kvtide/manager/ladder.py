@@ -220,12 +220,17 @@ class Ladder:
             tier.events = []
         return events
 
-    def reset(self) -> None:
-        """Forget everything: the catalog has."""
+    def before_reset(self) -> None:
+        """Announce that everything leaves every tier."""
+        for tier in self.tiers:
+            tier.tell_removed()
+
+    def reset(self, keeps: bool) -> None:
+        """Forget everything: the catalog has; ``keeps``: tiers do not."""
         self._private.clear()
         self._saved_at = -1
         for tier in self.tiers:
-            tier.reset()
+            tier.reset(keeps)
 
     def check_invariants(self, idle: bool) -> None:
         """Check the books of every tier below host memory; see ``OffloadingManager.check_invariants``."""

@@ -99,6 +99,9 @@ class LowerTier:
         self._open_bytes = 0
         self._runs_left = RUNS_PER_STEP
         self._discards: list[OffloadKey] = []
+        self._written: set[OffloadKey] = set()  # since it was opened, while it tells what it holds
+        self._gone: set[OffloadKey] = set()  # meanwhile
+        self._is_warming = False
         self.serves = self.takes_writes = False
         self.events: list[OffloadingEvent] = []
 
@@ -175,8 +178,7 @@ class LowerTier:
         if not run:
             self._catalog.unpin(pin)
             return run, ids(())
-        places = ids(range(self._ticket, self._ticket + len(run)))
-        self._ticket = (self._ticket + len(run)) % TICKETS
+        places = self._numbers(len(run))
         parent = self._parent_of(run)
         if parent is not None:
             self._catalog.unpin(pin)
@@ -186,6 +188,9 @@ class LowerTier:
         self._arrivals.pending.add(store)
         self._counts[run.group_index] += len(run)
         self._open_bytes += cost * len(run)
+        if self._is_warming:
+            self._written.update(run)
+            self._gone.difference_update(run)
         return run, places
 
     def end_write(self, run: ChunkRun, places: Ids, done_count: int) -> None:
@@ -202,7 +207,7 @@ class LowerTier:
             self._counts[run.group_index] -= 1
             self._metrics.add("tier_lost_chunks", 1, self.plan.name)
             key = run.between(chunk_index, chunk_index + 1)[0]
-            self._discards.append(key)
+            self._strike((key,))
             if self._with_events:
                 self.events.append(OffloadingEvent((key,), Medium.STORAGE, removed=True))
 
@@ -216,24 +221,58 @@ class LowerTier:
         rest = run.between(0, run.stop) if self._looks_back[run.group_index] else run
         count = 0
         while rest:
-            start, stop = self.lacking(rest)
+            start, stop, parent = self._arrivals.absent(rest)
             if start == stop:
                 break
             if start < run.start:
                 self.discard(run)  # what they extend has left again
                 break
-            places = np.zeros(stop - start, dtype=np.int32)
-            self._counts[run.group_index] += len(places)
-            self._catalog.insert(self.index, run.group_index, keys, start, places, visit)
-            count += len(places)
-            if self._with_events:
-                part = run.between(start, stop)
-                self.events.append(OffloadingEvent(part, Medium.STORAGE, removed=False))
+            if self._gone:
+                left = (at for at in range(start, stop) if run.between(at, at + 1)[0] in self._gone)
+                if (first := next(left, stop)) < stop:
+                    # Told of before it left.
+                    if first == start and self._looks_back[run.group_index]:
+                        self.discard(run.between(start, run.stop))
+                        break
+                    if first == start:
+                        rest = rest.between(start + 1, rest.stop)
+                        continue
+                    stop = first
+            self._take_in(run.between(start, stop), keys, visit, parent)
+            count += stop - start
         return count
 
+    def _take_in(self, run: ChunkRun, keys: Sequence[bytes], visit: int, parent: PendingStore | None) -> None:
+        self._counts[run.group_index] += len(run)
+        if parent is not None and self._looks_back[run.group_index]:
+            # What they extend is being written anew: ready with that, and gone with it.
+            places = self._numbers(len(run))
+            self._arrivals.pending.add(PendingStore(run, places, visit, parent))
+            self._arrivals.complete(run, places, len(run))
+            return
+        places_there = np.zeros(len(run), dtype=np.int32)
+        self._catalog.insert(self.index, run.group_index, keys, run.start, places_there, visit)
+        if self._with_events:
+            self.events.append(OffloadingEvent(run, Medium.STORAGE, removed=False))
+
+    def _numbers(self, count: int) -> Ids:
+        places = ids(range(self._ticket, self._ticket + count))
+        self._ticket = (self._ticket + count) % TICKETS
+        return places
+
     def discard(self, keys: Iterable[OffloadKey]) -> None:
-        """Have the ranks forget keys that are not in the books."""
-        self._discards += keys
+        """Have the ranks forget keys they told of; what has been written since is for the books to keep."""
+        self._strike([key for key in keys if key not in self._written])
+
+    def begin_warming(self) -> None:
+        """Note that ranks begin to tell what they hold; it takes a while, and writing goes on."""
+        self._is_warming = True
+        self._written, self._gone = set(), set()
+
+    def end_warming(self) -> None:
+        """Note that all is told, or will not be."""
+        self._is_warming = False
+        self._written, self._gone = set(), set()
 
     def take_discards(self) -> tuple[OffloadKey, ...]:
         """Hand out what the ranks are to forget."""
@@ -247,8 +286,19 @@ class LowerTier:
         if wanted > 0 and self.is_open:
             self._evict(wanted)
 
-    def reset(self) -> None:
-        """Forget everything: the catalog has."""
+    def tell_removed(self) -> None:
+        """Announce that all of it leaves."""
+        names = self._catalog.names(self.index) if self._with_events else []
+        if names:
+            keys = PackedKeys(tuple(names), self._catalog.tree.width)
+            self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
+
+    def reset(self, keeps: bool = False) -> None:
+        """Forget everything: the catalog has.
+
+        Args:
+            keeps: Of what is being written the tier keeps what it gets, and nobody knows of it.
+        """
         self._arrivals.forget()
         policy = self._catalog.policy(self.index)
         if policy is not None:
@@ -256,7 +306,8 @@ class LowerTier:
         pending = [0] * len(self._counts)
         for store in self._arrivals.pending:
             pending[store.run.group_index] += len(store.run)
-            self._void.add(store.slots[0])
+            if not keeps:
+                self._void.add(store.slots[0])
         self._counts = pending
         self._discards = []
         self._catalog.mask(self.index, self.serves)
@@ -314,7 +365,7 @@ class LowerTier:
         for group_index, names in gone.names:
             self._counts[group_index] -= len(names) // width
         keys = PackedKeys(tuple(gone.names), width)
-        self._discards += keys
+        self._strike(keys)
         self._metrics.add("tier_evicted_chunks", gone.count, self.plan.name)
         if self._with_events:
             self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
@@ -332,7 +383,15 @@ class LowerTier:
             self._void.discard(store.slots[0])
         else:
             # A rank may have kept what another has not, or what came too late to be of use.
-            self._discards += store.run
+            rest = store.run
+            while rest and (missing := self.lacking(rest))[0] < missing[1]:
+                self._strike(rest.between(*missing))
+                rest = rest.between(missing[1], rest.stop)
+
+    def _strike(self, keys: Sequence[OffloadKey]) -> None:
+        self._discards += keys
+        if self._is_warming:
+            self._gone.update(keys)
 
     def _note_skipped(self, count: int, reason: str) -> None:
         if count:

@@ -68,6 +68,10 @@ class Warming:
         self._visit = 0
         self._work: Iterator[int] | None = None
         self.is_done = not expected
+        if expected:
+            self._tier.begin_warming()
+        else:
+            self._tier.end_warming()
 
     def take(self, piece: InventoryPiece) -> None:
         """Take in what one rank says."""
@@ -110,6 +114,7 @@ class Warming:
                 break
         else:
             self.is_done = True
+            self._tier.end_warming()
             self._found, self._parents = [_Found() for _ in self._groups], set()
         return self.found_count > before
 

@@ -134,9 +134,13 @@ class LowerTiers:
 
     # -- the rest -------------------------------------------------------------------------------
 
+    def before_reset(self) -> None:
+        """Announce that everything leaves, while the catalog still knows what that is."""
+        self._ladder.before_reset()
+
     def reset(self, states: Iterable[RequestOffloadState]) -> None:
         """Forget everything: the catalog has. Tiers that keep what they hold tell of it anew."""
-        self._ladder.reset()
+        self._ladder.reset(self._keeps)
         self._promotions.reset(states)
         for warming in self._warming.values():
             warming.begin(self._ladder.host.generation, expected=self._keeps)
