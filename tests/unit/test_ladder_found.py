@@ -1,4 +1,4 @@
-"""What the random walks have found in the books of tiers below host memory, each as short as it can be told."""
+"""What random walks have found in the books of tiers below host memory, each as short as it can be told."""
 
 import numpy as np
 
@@ -175,5 +175,3 @@ def test_a_write_that_fails_late_does_not_take_away_what_was_written_anew() -> N
     tier.end_write(behind, behind_places, 2)
     assert tier.take_discards() == ()
     assert held(tier, 3) == [0, 1, 2]
-
-
