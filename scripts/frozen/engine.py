@@ -31,7 +31,7 @@ class Load:
         output_tokens: Of each.
         concurrency: The next comes when one has ended.
         limit_s: Seconds after which what has not ended counts as failed.
-        settle: Whether to go on until nothing is being written below any more.
+        settle: Whether to go on until the engine has nothing left to do: all is written below.
     """
 
     prompts: tuple[tuple[int, ...], ...]
@@ -213,15 +213,13 @@ class _Engine:
         progress.running.clear()
 
     def _settle(self, limit_s: float) -> None:
-        """Step the idle engine, as a server's own loop would, until all writes below have ended."""
+        """Step until the engine has nothing left to do, as a server's own loop would."""
         give_up_s = time.perf_counter() + limit_s
-        while time.perf_counter() < give_up_s:
+        while self._scheduler.has_requests():
+            if time.perf_counter() > give_up_s:
+                raise RuntimeError("chunks are still being written below")
             self._engine.step()
-            metrics = self._metrics()
-            if not any(metrics[name] for name in metrics if "tier_open_write_bytes" in name):
-                return
-            time.sleep(0.05)
-        raise RuntimeError("chunks are still being written below")
+            time.sleep(IDLE_PAUSE_S)
 
     def _metrics(self) -> dict[str, float]:
         found: dict[str, float] = {}

@@ -3,7 +3,7 @@
 Knows rounds, ratios and limits. Does not know how they were taken.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -35,6 +35,8 @@ class Round:
         call_count: Calls of hooks.
         in_service: Whether kvtide still used the tier afterwards; None without one.
         stuck_threads: Threads that slept in the kernel afterwards and could not be woken.
+        counted: kvtide's own counters and gauges of the tier, at the end.
+        others_cores: Processor time that others used meanwhile, over the time that passed.
     """
 
     index: int
@@ -45,6 +47,8 @@ class Round:
     call_count: int
     in_service: bool | None
     stuck_threads: int
+    counted: Mapping[str, float]
+    others_cores: float
 
 
 @dataclass(frozen=True, slots=True)

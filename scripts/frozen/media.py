@@ -1,9 +1,9 @@
 """Disks that stop answering when they are told to, and go on when they are let.
 
-``ThrottledDisk`` is real: a file system of its own on a loop device, whose reads and writes the kernel holds
-back for one process. Threads that read sleep in the kernel and cannot be woken, as with a disk or a network
-file system that is gone. It needs root and version 1 of the block I/O controller. ``HeldMemory`` needs
-nothing: kvtide's own ``HeldTier``, whose reads wait for a file to go away.
+``ThrottledDisk`` is real: a file system of its own on a loop device, whose reads the kernel holds back for
+one process. Threads that read sleep in the kernel and cannot be woken, as with a disk or a network file
+system that is gone. It needs root and version 1 of the block I/O controller. ``HeldMemory`` needs nothing:
+kvtide's own ``HeldTier``, whose reads wait for a file to go away.
 """
 
 import os
@@ -74,7 +74,7 @@ class HeldMemory:
 class ThrottledDisk:
     """A file system on a loop device that the kernel slows down to nothing for one process."""
 
-    name = "ext4 on a loop device, its I/O held back by the kernel (blkio, 1 byte a second)"
+    name = "ext4 on a loop device, its reads held back by the kernel (blkio, 1 byte a second)"
     tier = "disk"
 
     def __init__(self, folder: Path) -> None:
@@ -113,9 +113,11 @@ class ThrottledDisk:
             self._undo.pop()()
 
     def _limit(self, bytes_per_s: int) -> None:
-        """Set the limit for reads and writes; 0 is none."""
-        for name in ("read_bps_device", "write_bps_device"):
-            (self._group / f"blkio.throttle.{name}").write_text(f"{self._device} {bytes_per_s}")
+        """Set the limit for reads; 0 is none.
+
+        Writes go on: they would hang first, have the tier left out, and no read would be seen to hang.
+        """
+        (self._group / "blkio.throttle.read_bps_device").write_text(f"{self._device} {bytes_per_s}")
 
     def _build(self) -> None:
         with self._image.open("wb") as image:

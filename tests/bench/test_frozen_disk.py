@@ -33,6 +33,8 @@ def planted(rounds: int = 30) -> list[Round]:
             200,
             index < 2 if arm == TIER else None,
             4 if arm == TIER else 0,
+            {"tier_errors{disk,late}": 4.0} if arm == TIER else {},
+            0.05,
         )
         for index in range(rounds)
         for arm in ARMS

@@ -37,6 +37,8 @@ def test_inspect_tells_models_generations_bytes_and_ages(two_models: Path) -> No
     assert told["in_use"] is False
     on_disk = sum(path.stat().st_blocks * 512 for path in two_models.rglob("slab-*"))
     assert told["slab_bytes"] == told["ranks"][0]["slab_bytes"] == on_disk
+    in_indexes = sum(path.stat().st_blocks * 512 for path in two_models.rglob("index.sqlite*"))
+    assert 0 < told["index_bytes"] <= in_indexes
     by_model = {one["model"]: one for one in told["fingerprints"]}
     assert by_model["Qwen/Qwen3-8B"]["fingerprint"] == QWEN.hex()
     (qwen,) = by_model["Qwen/Qwen3-8B"]["generations"]
@@ -190,6 +192,17 @@ def test_verify_finds_nothing_wrong_with_what_an_instance_overwrites_meanwhile(
         tier.close()
     assert all(one["ok"] for one in tellings)
     assert all(one["records"] > 100 for one in tellings)
+
+
+def test_an_index_that_a_tier_would_make_anew_is_damage(tmp_path: Path) -> None:
+    store(tmp_path, range(9))
+    rewrite(tmp_path, "CREATE TABLE theirs (x)")
+    told = found("verify", tmp_path, exit_code=1)
+    assert told["damaged_indexes"] == ["rank-0/index.sqlite: there are tables that are not ours"]
+    assert found("clear", tmp_path, "--older-than", "1d")["removed"] == []
+    assert found("verify", tmp_path, "--discard", exit_code=1)["damaged_indexes"] == told["damaged_indexes"]
+    assert found("verify", tmp_path)["ok"] is True
+    assert readable(tmp_path, range(9)) == list(range(9))
 
 
 @pytest.mark.parametrize("how", ["gone", "garbage", "torn", "another schema", "a view"])

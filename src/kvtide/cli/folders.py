@@ -164,7 +164,7 @@ def bar(doing: str, total: int | None) -> Iterator[Callable[[int], None]]:
         total: Of what is told to the function this yields; None where it is not known.
     """
     console = Console(stderr=True)
-    columns = (TextColumn(doing), BarColumn(), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
+    columns = (TextColumn(doing), BarColumn(24), TextColumn("{task.fields[shown]}"), TimeRemainingColumn())
     with contextlib.ExitStack() as shown:
         progress = Progress(*columns, console=console, transient=True, disable=not console.is_terminal)
         task = progress.add_task(doing, total=total, shown="")

@@ -113,6 +113,8 @@ def verify(
 def verified(folder: DiskFolder) -> Verdict:
     """Read everything."""
     verdict, begun_s = Verdict(), time.monotonic()
+    for rank in folder.ranks:
+        rank.check_index()
     with bar("reading records", folder.record_count()) as tick, auditing() as auditor:
         for rank, stored in folder.records():
             tick(1)
@@ -125,9 +127,7 @@ def verified(folder: DiskFolder) -> Verdict:
             # For an instance that is at work, and also for one that has just ended.
             time.sleep(SETTLING_S)
             verdict.findings = list(confirmed(verdict.findings, auditor))
-    verdict.damaged_indexes = [
-        trouble_of(rank) for rank in folder.ranks if rank.index_trouble and not rank.index_gone
-    ]
+    verdict.damaged_indexes = _damaged_indexes(folder)
     verdict.took_s = time.monotonic() - begun_s
     return verdict
 
@@ -167,12 +167,17 @@ def _discard(folder: DiskFolder, verdict: Verdict) -> None:
         by_rank.setdefault(finding.rank.rank, []).append(finding.stored.place)
     with bar("forgetting what is damaged", len(verdict.findings)) as tick:
         for rank in folder.ranks:
-            if rank.index_trouble is not None:
-                drop_index(rank)
             # A slot that cannot be written either is not read again all the same: no row names it.
             with contextlib.suppress(OSError):
                 forget(rank, by_rank.get(rank.rank, []), tick)
+            if rank.index_trouble is not None:
+                drop_index(rank)
             verdict.discarded_count += len(by_rank.get(rank.rank, []))
+    verdict.damaged_indexes = _damaged_indexes(folder)
+
+
+def _damaged_indexes(folder: DiskFolder) -> list[str]:
+    return [trouble_of(rank) for rank in folder.ranks if rank.index_trouble and not rank.index_gone]
 
 
 def _print(path: Path, verdict: Verdict) -> None:

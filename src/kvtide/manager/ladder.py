@@ -217,6 +217,11 @@ class Ladder:
             tier.events = []
         return events
 
+    def tell_removed(self) -> None:
+        """Tell whoever listens what a reset is about to take; before the catalog forgets."""
+        for tier in self.tiers:
+            tier.tell_removed()
+
     def reset(self) -> None:
         """Forget everything: the catalog has."""
         self._private.clear()
@@ -254,7 +259,7 @@ class Ladder:
                 self._begin(writes, tier, part, ids(slots[:count].tolist()), visit, None, keep)
             if group.window is None:
                 return
-            rest = rest.between(max(start + count + 1, rest.start + 1), rest.stop)
+            rest = rest.between(min(start + count + 1, rest.stop), rest.stop)
 
     def _begin(
         self,

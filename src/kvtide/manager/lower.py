@@ -25,6 +25,9 @@ ROOM_WANTED = 40
 """One byte in so many is freed ahead, so that the ranks have forgotten before they are to write."""
 
 
+MOST_RESERVED = 1 << 22
+"""Chunks for which the catalog has a place from the start; beyond that it grows, which copies it."""
+
 TICKETS = 1 << 30
 """Writes are known by numbers that come again after so many chunks."""
 
@@ -118,6 +121,7 @@ class LowerTier:
         policy, largest = self._catalog.policy(self.index), max(self._record_bytes, default=0)
         if policy is not None and largest:
             policy.resize(self._capacity_bytes // largest)
+            self._catalog.reserve(min(self._capacity_bytes // largest, MOST_RESERVED))
 
     @property
     def is_open(self) -> bool:
@@ -226,6 +230,7 @@ class LowerTier:
             if self._with_events:
                 part = run.between(start, stop)
                 self.events.append(OffloadingEvent(part, Medium.STORAGE, removed=False))
+        self._metrics.add("tier_found_chunks", count, self.plan.name)
         return count
 
     def discard(self, keys: Iterable[OffloadKey]) -> None:
@@ -243,6 +248,12 @@ class LowerTier:
         wanted = self.used_bytes + self._capacity_bytes // ROOM_WANTED - self._capacity_bytes
         if wanted > 0 and self.is_open:
             self._evict(wanted)
+
+    def tell_removed(self) -> None:
+        """Tell whoever listens that nothing of it can be fetched any more; before the catalog forgets."""
+        if self._with_events and (names := self._catalog.names(self.index)):
+            keys = PackedKeys(tuple(names), self._catalog.tree.width)
+            self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
 
     def reset(self) -> None:
         """Forget everything: the catalog has."""

@@ -5,13 +5,14 @@ some chunk is missing, what lies behind that is of no use and is forgotten. Know
 goes on meanwhile, and what is written in between is found in the books already.
 """
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from kvtide.jobs import InventoryPiece
-from kvtide.keys import ChunkRun, OffloadKey, make_offload_key
+from kvtide.keys import ChunkRun, make_offload_key
 from kvtide.manager.catalog import CatalogGroup
 from kvtide.manager.lower import LowerTier
 
@@ -27,9 +28,12 @@ FORGOTTEN = 2
 
 @dataclass(slots=True)
 class _Found:
-    """Of one group, by hash: parent, chunk index and when it was written."""
+    """Of one group, by hash: chunk index, when it was written, and the parent's hash, one after another.
 
-    records: dict[bytes, tuple[bytes | None, int, int]] = field(default_factory=dict)
+    As bytes, which the garbage collector passes over: a hundred thousand tuples would stop a step for long.
+    """
+
+    records: dict[bytes, bytes] = field(default_factory=dict)
     partly: dict[bytes, int] = field(default_factory=dict)  # ranks that have it, while some have not said
     settled: dict[bytes, int] = field(default_factory=dict)
 
@@ -73,11 +77,9 @@ class Warming:
         """Take in what one rank says."""
         if piece.generation != self._generation or self.is_done:
             return
-        width = piece.hash_bytes
+        width, nothing = piece.hash_bytes, bytes(piece.hash_bytes)
         groups = np.frombuffer(piece.group_index, dtype=np.uint16).tolist()
-        indices = np.frombuffer(piece.chunk_index, dtype=np.uint32).tolist()
-        written = np.frombuffer(piece.written_at_s, dtype=np.uint64).tolist()
-        nothing = bytes(width)
+        indices, written = piece.chunk_index, piece.written_at_s
         for at, group in enumerate(groups):
             if group >= len(self._found):
                 continue
@@ -89,12 +91,13 @@ class Warming:
                 if found.partly[name] < wanted:
                     continue
                 del found.partly[name]
-            found.records[name] = (None if parent == nothing else parent, indices[at], written[at])
+            found.records[name] = indices[4 * at : 4 * at + 4] + written[8 * at : 8 * at + 8] + parent
             if group == self._spine and parent != nothing:
                 self._parents.add(parent)
         if written:
-            self._oldest_s = min(self._oldest_s, *written) if self._newest_s else min(written)
-            self._newest_s = max(self._newest_s, *written)
+            times = np.frombuffer(written, dtype=np.uint64)
+            self._oldest_s = min(self._oldest_s or int(times.min()), int(times.min()))
+            self._newest_s = max(self._newest_s, int(times.max()))
         self._lasts += piece.last
 
     def step(self) -> bool:
@@ -110,7 +113,6 @@ class Warming:
                 break
         else:
             self.is_done = True
-            self._found, self._parents = [_Found() for _ in self._groups], set()
         return self.found_count > before
 
     # -- inside ---------------------------------------------------------------------------------
@@ -122,11 +124,13 @@ class Warming:
             # No dictionary is iterated over that grows meanwhile: pieces come before this begins.
             leaves: list[list[bytes]] = [[] for _ in range(BUCKETS)]
             span_s = max(1, self._newest_s - self._oldest_s)
-            for name, (_, _, written_at_s) in records.items():
+            for number, (name, record) in enumerate(records.items()):
+                if not number % 4:  # looking at one costs a quarter of putting it into the books
+                    yield 1
                 if name not in self._parents:
+                    written_at_s = int.from_bytes(record[4:12], sys.byteorder)
                     bucket = (written_at_s - self._oldest_s) * (BUCKETS - 1) // span_s
                     leaves[bucket].append(name)
-                    yield 1
             for of_one_age in leaves:
                 for leaf in of_one_age:
                     yield self._take_in(leaf)
@@ -138,12 +142,13 @@ class Warming:
         assert spine is not None
         found = self._found[spine]
         names: list[bytes] = []
-        name: bytes | None = leaf
-        length = found.records[leaf][1] + 1
-        while name is not None and len(names) < length and name in found.records:
+        record = found.records[leaf]
+        name, nothing = leaf, bytes(len(record) - 12)
+        length = int.from_bytes(record[:4], sys.byteorder) + 1
+        while name != nothing and len(names) < length and (record := found.records.get(name, b"")):
             names.append(name)
-            name = found.records[name][0]
-        if name is not None or len(names) != length:
+            name = record[12:]
+        if name != nothing or len(names) != length:
             names = [one for one in names if one not in found.settled]
             self._forget(spine, names)
             return 1 + len(names)
@@ -184,9 +189,17 @@ class Warming:
         self._tier.discard([make_offload_key(name, group_index) for name in names])
 
     def _forget_the_rest(self) -> Iterator[int]:
-        """Have forgotten what is part of no prompt, or what not every rank has."""
+        """Have forgotten what is part of no prompt, or what not every rank has; and let go of it all.
+
+        A little at a time: to free a large dictionary at once takes long.
+        """
         for index, found in enumerate(self._found):
-            for name in (*found.records, *found.partly):
-                if name not in found.settled:
-                    self._tier.discard([OffloadKey(make_offload_key(name, index))])
-                yield 1
+            for known in (found.records, found.partly):
+                while known:
+                    name, _ = known.popitem()
+                    if found.settled.pop(name, None) is None:
+                        self._tier.discard([make_offload_key(name, index)])
+                    yield 1
+        while self._parents:
+            self._parents.pop()
+            yield 1

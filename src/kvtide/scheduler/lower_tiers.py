@@ -134,6 +134,10 @@ class LowerTiers:
 
     # -- the rest -------------------------------------------------------------------------------
 
+    def before_reset(self) -> None:
+        """Tell whoever listens what is about to be forgotten."""
+        self._ladder.tell_removed()
+
     def reset(self, states: Iterable[RequestOffloadState]) -> None:
         """Forget everything: the catalog has. Tiers that keep what they hold tell of it anew."""
         self._ladder.reset()

@@ -302,6 +302,8 @@ class OffloadingConnectorScheduler:
         Requests that own blocks keep computing with them, but what they hold is of before the reset and
         is not stored.
         """
+        if self._lower is not None:
+            self._lower.before_reset()
         self._manager.reset()
         if self._lazy is not None:
             self._lazy.forget()

@@ -16,6 +16,7 @@ from typing import Self
 from kvtide.errors import ConfigError, CorruptRecordError, TierError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey
 from kvtide.tiers.base import PrivateTier, TierPlace, Written
+from kvtide.tiers.disk_entries import DiskEntries
 from kvtide.tiers.disk_folder import FolderLock, folder_of_rank
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.disk_opening import opened
@@ -68,7 +69,8 @@ class DiskTier(PrivateTier):
         self._folder = folder_of_rank(folder, rank)
         self._lock = FolderLock(folder, rank)
         self._changed = threading.Condition()
-        self._entries: dict[OffloadKey, Place] = {}
+        self._entries = DiskEntries()
+        self._former: list[DiskEntries] = []  # of before resets of this run
         self._used_bytes = 0
         self._stale: list[Place] = []  # of earlier generations
         self._spare: deque[Place] = deque()  # of other fingerprints, the oldest first
@@ -161,8 +163,8 @@ class DiskTier(PrivateTier):
 
     def begin_generation(self, trusted: bool = False) -> None:
         with self._changed:
-            self._stale += self._entries.values()
-            self._entries, self._used_bytes = {}, 0
+            self._former.append(self._entries)
+            self._entries, self._used_bytes = DiskEntries(), 0
             self.generation = next_generation(self.generation, trusted)
             generation = self.generation
         self._index.set_generation(self._owners, generation)
@@ -230,7 +232,11 @@ class DiskTier(PrivateTier):
 
     def _taken_stale(self, count: int) -> list[Place]:
         with self._changed:
-            taken, self._stale = self._stale[-count:], self._stale[:-count]
+            taken = [self._stale.pop() for _ in range(min(count, len(self._stale)))]
+            while self._former and len(taken) < count:
+                taken += self._former[-1].take(count - len(taken))
+                if not self._former[-1]:
+                    self._former.pop()
         return taken
 
     def _oldest_spare(self) -> list[Place]:

@@ -26,6 +26,13 @@ INDEX_NAMES = tuple(FILE_NAME + end for end in ("", "-wal", "-shm", "-journal"))
 ROWS_PER_PAGE = 8192
 """So many rows are read in one go: as long as that takes, a running instance's log cannot be emptied."""
 
+OUR_TABLES = {b"records", b"owners", b"facts", b"by_key"}
+OUR_COLUMNS = (
+    "payload_bytes, slot, owner, generation, written_at_s, key, header FROM records",
+    "number, fingerprint, shard, generation FROM owners",
+    "name, value FROM facts",
+)
+
 BLOCK_BYTES = 512
 """In which ``stat`` counts, whatever the file system."""
 
@@ -90,6 +97,7 @@ class RankFolder:
 
     Attributes:
         slabs: By bytes of payload, as they were when it was opened.
+        index_bytes: What the index takes, its log included.
         left_aside: What was found and not used, and why.
         index_trouble: Why records are taken from the slots instead of the index; None while they are not.
         index_gone: Whether that is because there is none: nothing is lost with it, it is made anew.
@@ -99,6 +107,7 @@ class RankFolder:
         self.path, self.rank = path.absolute(), rank
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self.slabs: dict[int, Slab] = {}
+        self.index_bytes = 0
         self.left_aside: list[str] = []
         self.index_trouble: str | None = None
         self.index_gone = False
@@ -146,6 +155,24 @@ class RankFolder:
         except sqlite3.Error as error:
             self._give_up_index(error)
             return None
+
+    def check_index(self) -> None:
+        """Read all of the index, and leave it aside from then on if it is damaged."""
+        if self._rows is None:
+            return
+        try:
+            for columns in OUR_COLUMNS:
+                _asked(self._rows, f"SELECT {columns} LIMIT 0")
+            names = {
+                name for (name,) in _asked(self._rows, "SELECT name FROM sqlite_schema WHERE sql NOT NULL")
+            }
+            if not names <= OUR_TABLES:
+                raise sqlite3.DatabaseError("there are tables that are not ours")
+            ((answer,),) = _asked(self._rows, "PRAGMA quick_check(1)")
+            if answer != b"ok":
+                raise sqlite3.DatabaseError(answer.decode(errors="replace").splitlines()[-1])
+        except sqlite3.Error as error:
+            self._give_up_index(error)
 
     def served(self) -> set[tuple[bytes, int]]:
         """Tell which generations are served, or would be after a restart, where the index says so.
@@ -236,6 +263,8 @@ class RankFolder:
             self.left_aside.append(f"{self.path.name}/{name}: not one of kvtide's")
         elif not stat.S_ISREG(found.st_mode):
             self.left_aside.append(f"{self.path.name}/{name}: not a regular file")
+        elif name in INDEX_NAMES:
+            self.index_bytes += found.st_blocks * BLOCK_BYTES
         elif slab is not None:
             self.slabs[int(slab[1])] = Slab(int(slab[1]), found.st_size, found.st_blocks * BLOCK_BYTES)
 
