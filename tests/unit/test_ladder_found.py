@@ -104,7 +104,7 @@ def test_a_reset_takes_back_what_was_announced_below() -> None:
     ladder = ladder_of(CatalogGroup(), with_events=True)
     written(ladder.tiers[0], 0, 3)
     ladder.take_events()
-    ladder.before_reset()
+    ladder.tell_removed()
     ladder.host.reset()
     ladder.reset(keeps=False)
     (event,) = ladder.take_events()
