@@ -22,6 +22,11 @@ class ChunkContent:
     token_ids: tuple[int, ...]
     lora_name: str | None
 
+    def part(self, chunk_count: int, start: int, stop: int) -> "ChunkContent":
+        """Say what some of the run's ``chunk_count`` chunks hold, from ``start`` on, one past the last."""
+        each = len(self.token_ids) // chunk_count
+        return ChunkContent(self.token_ids[start * each : stop * each], self.lora_name)
+
 
 @dataclass(frozen=True, slots=True)
 class OffloadingEvent:

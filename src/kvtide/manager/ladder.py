@@ -99,8 +99,11 @@ class Ladder:
             taken = 0
             # Where it lacks what they extend they follow when they are asked for again: see ``catch_up``.
             if tier.takes_writes and run.start <= start < stop:
-                part = slots[start - run.start : stop - run.start]
-                taken = self._begin(writes, tier, run.between(start, stop), part, ctx.visit, content)
+                first, last = start - run.start, stop - run.start
+                told = None if content is None else content.part(len(run), first, last)
+                taken = self._begin(
+                    writes, tier, run.between(start, stop), slots[first:last], ctx.visit, told
+                )
             self._skipped = self._skipped or taken < stop - start
         return writes
 

@@ -170,6 +170,7 @@ class LowerTier:
         if cost:
             most = min(most, max(0, self.plan.queue_bytes - self._open_bytes) // cost)
             self._note_skipped(len(run) - most, "queue_full")
+        whole = len(run)
         run = run.between(run.start, run.start + most)
         pin = self._pin_above(run)
         room = self._room_for(run.group_index, len(run))
@@ -185,6 +186,8 @@ class LowerTier:
         parent = self._parent_of(run)
         if parent is not None:
             self._catalog.unpin(pin)
+        if content is not None:
+            content = content.part(whole, 0, len(run))
         store = PendingStore(run, places, visit, parent, None if parent is not None else pin, content=content)
         self._arrivals.pending.add(store)
         self._counts[run.group_index] += len(run)

@@ -13,6 +13,7 @@ from kvtide.keys import ChunkRun
 from kvtide.manager.ladder import Ladder, Source
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.below import BelowJobs, OpenHop, Promotion
+from kvtide.scheduler.contents import content_of
 from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.lookup import readable_tokens
 from kvtide.scheduler.open_jobs import HeldChunks
@@ -50,6 +51,7 @@ class Promotions:
     ) -> None:
         self._geometry: KVGeometry = config.geometry
         self._share = config.promotion_share
+        self._with_events = config.with_events
         self._ladder = ladder
         self._below = below
         self._holds = holds
@@ -222,6 +224,8 @@ class Promotions:
             output = host.prepare_store(source.run.between(start, stop), context)
             run = output.keys_to_store
             if run:
+                if self._with_events:
+                    host.describe(run, output.store_spec, content_of(state, run, group))
                 promotion = Promotion(source.tier, HeldChunks(run, output.store_spec), state)
                 job_id = self._below.promote(host.generation, promotion)
                 self._open[job_id] = promotion

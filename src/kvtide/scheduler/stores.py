@@ -6,13 +6,13 @@ in prefix order. What was refused for want of room is offered again only after s
 
 from collections.abc import Sequence
 
-from kvtide.events import ChunkContent
 from kvtide.geometry import GroupGeometry
 from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, Ids, OffloadPolicy, ids
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.below import hop_of
+from kvtide.scheduler.contents import content_of
 from kvtide.scheduler.fences import NULL_BLOCK
 from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.limits import NO_LIMIT
@@ -325,12 +325,3 @@ class StorePlanner:
         if not self.slot_bytes:
             return None
         return max(0, self._config.store_queue_bytes // self.slot_bytes - self._jobs.store_chunk_count)
-
-
-def content_of(state: RequestOffloadState, run: ChunkRun, group: GroupGeometry) -> ChunkContent:
-    """Say what the chunks of a run hold, for whoever listens to events."""
-    tokens = state.request.all_token_ids[
-        run.start * group.tokens_per_chunk : run.stop * group.tokens_per_chunk
-    ]
-    lora = state.request.lora_request
-    return ChunkContent(tuple(tokens), lora.lora_name if lora is not None else None)
