@@ -1,17 +1,20 @@
 #!/usr/bin/env python3
 """Kill whoever writes to the disk tier, at random instants, and look at what is served afterwards.
 
-``make kill-trial KILLS=1000``. Each round a process opens the tier, and writes and discards in several
-threads until it gets SIGKILL; the tier is opened again and every key it could have is read. After each
-ten kills a loss of power is played: of what was written since the files were made any sectors are
-missing, and the index is one of earlier, or torn.
+``make kill-trial KILLS=1000``. Each round a process opens the tier, and in several threads writes and
+discards records of several sizes and begins generations until it gets SIGKILL; the tier is opened again
+and every key it could have is read. Now and then it is a process of another model. After each ten kills a
+loss of power is played: of what was written since the files were made any sectors are missing, and the
+index is one of earlier, or torn.
 
-Broken is: a byte that is not what was written, a tier that does not open, and, after a kill, a record
-whose write had returned and that is gone. The last line says how often. Ends with 0 when nothing was
-broken.
+What is written after a reset that is not trusted is of other weights. Broken is: a byte that is not what
+belongs under its key, as a record of other weights is served after a restart; a tier that does not open;
+after a kill, a record whose write had returned and that is gone, or one of before a reset that is served.
+The last line says how often. Ends with 0 when nothing was broken.
 """
 
 import argparse
+import contextlib
 import json
 import mmap
 import os
@@ -23,6 +26,7 @@ import tempfile
 import threading
 import time
 from collections import Counter
+from collections.abc import Sequence
 from hashlib import shake_128
 from pathlib import Path
 from typing import Any
@@ -33,23 +37,31 @@ from kvtide.errors import CorruptRecordError, TierFullError
 from kvtide.keys import make_offload_key
 from kvtide.tiers import slabs
 from kvtide.tiers.disk import DiskTier
-from kvtide.tiers.records import ChunkName, RecordIdentity, Shard
+from kvtide.tiers.records import ChunkName, RecordIdentity
 
-IDENTITY = RecordIdentity(bytes(range(32)), (Shard(0, 1),))
+MODELS = (RecordIdentity(bytes(range(32))), RecordIdentity(bytes(range(32, 64))))
+"""The disk is one that several models use in turn: what one has written is room for the other."""
 LIMIT_BYTES = 24 << 20
 SIZES_BYTES = (8192, 20_000, 65_536)
-KEYS = 400
+KEYS = 900
 THREADS = 3
 DEADLINE_S = 30.0
 POWER_LOSS_EVERY = 10
 
-WRITING, KEPT, GONE = 1, 2, 3
-"""What a process said of a key before it died: a write began; it returned; a discard began."""
+WRITING, KEPT, GONE, DOUBTFUL, FORGOTTEN = 1, 2, 3, 4, 5
+"""What a process said of a key before it died: a write began; it returned; a discard or a reset began; a
+write returned, or began, after a reset that may have brought other weights; a reset has returned."""
+READY, IN_DOUBT = KEYS + THREADS, KEYS + THREADS + 1
+"""Where a process says that it may be killed, and that what it writes is in doubt."""
+MODEL = KEYS + THREADS + 2
+"""And which model it is."""
+SAID_BYTES = KEYS + THREADS + 3
 
 
-def payload_of(number: int) -> bytes:
-    """What belongs under a key: always the same."""
-    return shake_128(number.to_bytes(4, "big")).digest(SIZES_BYTES[number % len(SIZES_BYTES)])
+def payload_of(number: int, model: int, other_weights: bool = False) -> bytes:
+    """What belongs under a key of a model: always the same, unless it comes of other weights."""
+    seed = number.to_bytes(4, "big") + bytes([model, other_weights])
+    return shake_128(seed).digest(SIZES_BYTES[number % len(SIZES_BYTES)])
 
 
 def name_of(number: int) -> ChunkName:
@@ -57,57 +69,87 @@ def name_of(number: int) -> ChunkName:
     return ChunkName(make_offload_key(number.to_bytes(4, "big") * 8, number % 3), None, number)
 
 
-def churn(tier: DiskTier, said: Any, seed: int, thread: int, turns: int | None = None) -> None:
-    """Write and discard keys of one thread's own, and say so beforehand."""
+def churn(
+    tier: DiskTier,
+    said: Any,
+    seed: int,
+    thread: int,
+    turns: int | None = None,
+    gates: Sequence[threading.Lock] = (),
+) -> None:
+    """Write and discard keys of one thread's own, and say so beforehand; one of them resets now and then."""
     chance = random.Random(f"{seed} {thread}")
     mine = range(thread, KEYS, THREADS)
     while turns is None or turns > 0:
         turns = None if turns is None else turns - 1
+        if thread == 0 and chance.random() < 0.004:
+            reset(tier, said, gates, trusted=chance.random() < 0.6)
+            continue
         number = chance.choice(mine)
-        if chance.random() < 0.04:
-            said[number] = GONE
-            tier.discard([name_of(number).key])
-            continue
-        if said[number] == KEPT:
-            continue
-        said[number], said[KEYS + thread] = WRITING, 1
-        try:
-            tier.write(name_of(number), memoryview(payload_of(number)), DEADLINE_S)
-            said[number] = KEPT
-        except TierFullError:
-            said[number] = GONE
-            tier.discard([name_of(chance.choice(mine)).key for _ in range(1)])
-        said[KEYS + thread] = 0
+        with gates[thread] if gates else contextlib.nullcontext():
+            if chance.random() < 0.04:
+                said[number] = GONE
+                tier.discard([name_of(number).key])
+            elif said[number] not in (KEPT, DOUBTFUL):
+                write(tier, said, number, thread, chance.choice(mine))
+
+
+def write(tier: DiskTier, said: Any, number: int, thread: int, other: int) -> None:
+    """Write a key, and discard another one when there is no room."""
+    said[number], said[KEYS + thread] = DOUBTFUL if said[IN_DOUBT] else WRITING, 1
+    try:
+        payload = payload_of(number, said[MODEL], other_weights=bool(said[IN_DOUBT]))
+        tier.write(name_of(number), memoryview(payload), DEADLINE_S)
+        said[number] = DOUBTFUL if said[IN_DOUBT] else KEPT
+    except TierFullError:
+        said[number] = said[other] = GONE
+        tier.discard([name_of(other).key])
+    said[KEYS + thread] = 0
+
+
+def reset(tier: DiskTier, said: Any, gates: Sequence[threading.Lock], trusted: bool) -> None:
+    """Begin a generation while nobody writes: what a key is said to be has to be right."""
+    with contextlib.ExitStack() as closed:
+        for gate in gates:
+            closed.enter_context(gate)
+        for number in range(KEYS):
+            said[number] = DOUBTFUL if said[number] in (DOUBTFUL, FORGOTTEN) else GONE
+        tier.begin_generation(trusted)
+        for number in range(KEYS):
+            said[number] = FORGOTTEN
+        said[IN_DOUBT] |= not trusted
 
 
 def victim(folder: Path, said: Any, seed: int) -> None:
     """Write until somebody kills us."""
-    tier = DiskTier(folder, IDENTITY, LIMIT_BYTES)
+    tier = DiskTier(folder, MODELS[said[MODEL]], LIMIT_BYTES)
     tier.open()
     for number in range(KEYS):
         # What came through the last kill need not be written again.
         said[number] = KEPT if tier.contains([name_of(number).key], DEADLINE_S)[0] else GONE
+    gates = [threading.Lock() for _ in range(THREADS)]
     threads = [
-        threading.Thread(target=churn, args=(tier, said, seed, thread), daemon=True)
+        threading.Thread(target=churn, args=(tier, said, seed, thread, None, gates), daemon=True)
         for thread in range(THREADS)
     ]
     for thread in threads:
         thread.start()
-    said[KEYS + THREADS] = 1  # ready to die
+    said[READY] = 1
     for thread in threads:
         thread.join()
 
 
-def looked_at(folder: Path, said: Any, lost_is_broken: bool) -> Counter[str]:
+def looked_at(folder: Path, said: Any, power_lost: bool = False) -> Counter[str]:
     """Open the tier and read every key."""
     found: Counter[str] = Counter()
     try:
-        tier = DiskTier(folder, IDENTITY, LIMIT_BYTES)
+        tier = DiskTier(folder, MODELS[said[MODEL]], LIMIT_BYTES)
+        tier.open()
     except Exception as error:
         print(f"does not open: {error!r}", file=sys.stderr)
         return Counter({"failed opens": 1})
     for number in range(KEYS):
-        expected = payload_of(number)
+        expected = payload_of(number, said[MODEL])
         buffer = bytearray(len(expected))
         try:
             served = tier.read_into(name_of(number).key, memoryview(buffer), DEADLINE_S)
@@ -118,7 +160,8 @@ def looked_at(folder: Path, said: Any, lost_is_broken: bool) -> Counter[str]:
             found["wrong bytes"] += 1
         elif served:
             found["served"] += 1
-        elif said is not None and said[number] == KEPT and lost_is_broken:
+            found["served after a reset"] += not power_lost and said[number] in (DOUBTFUL, FORGOTTEN)
+        elif said[number] == KEPT and not power_lost:
             found["lost"] += 1
     tier.close()
     return found
@@ -126,7 +169,8 @@ def looked_at(folder: Path, said: Any, lost_is_broken: bool) -> Counter[str]:
 
 def killed(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
     """One round: a process is born, writes, is killed; what is left is looked at."""
-    said = mmap.mmap(-1, KEYS + THREADS + 1)
+    said = mmap.mmap(-1, SAID_BYTES)
+    said[MODEL] = chance.random() < 0.3
     child = os.fork()
     if not child:
         try:
@@ -134,14 +178,17 @@ def killed(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
         finally:
             os._exit(1)
     ready_s = time.monotonic() + DEADLINE_S
-    while not said[KEYS + THREADS] and time.monotonic() < ready_s:
+    while not said[READY] and time.monotonic() < ready_s:
         time.sleep(0.0005)
     time.sleep(chance.expovariate(1 / 0.02))
     os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     if not os.WIFSIGNALED(status):
         return Counter({"ended by themselves": 1})
-    found = looked_at(folder, said, lost_is_broken=True)
+    found = looked_at(folder, said)
+    found["kills after a reset"] += FORGOTTEN in said[:KEYS]
+    found["kills in doubt"] += said[IN_DOUBT]
+    found["kills of another model"] += said[MODEL]
     found["kills"] += 1
     found["kills during a write"] += any(said[KEYS + thread] for thread in range(THREADS))
     return found
@@ -149,7 +196,8 @@ def killed(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
 
 def power_lost(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
     """One round: writes that may or may not have reached the disk, sector by sector."""
-    said = bytearray(KEYS + THREADS + 1)
+    said = bytearray(SAID_BYTES)
+    said[MODEL] = chance.random() < 0.3
     written: list[tuple[int, int, bytes]] = []
     plain = os.pwritev
 
@@ -157,7 +205,8 @@ def power_lost(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
         written.append((os.fstat(descriptor).st_ino, offset, b"".join(bytes(one) for one in buffers)))
         return plain(descriptor, buffers, offset)
 
-    tier, snapshots = DiskTier(folder, IDENTITY, LIMIT_BYTES), [folder.with_name("before")]
+    tier, snapshots = DiskTier(folder, MODELS[said[MODEL]], LIMIT_BYTES), [folder.with_name("before")]
+    tier.open()
     own = tier._folder
     shutil.copytree(own, snapshots[0])
     slabs.os.pwritev = noted  # type: ignore[assignment]
@@ -171,7 +220,10 @@ def power_lost(folder: Path, seed: int, chance: random.Random) -> Counter[str]:
     by_inode = {path.stat().st_ino: path for path in own.glob("slab-*")}
     tier.close()
     _play(own, snapshots, written, by_inode, chance)
-    found = looked_at(folder, None, lost_is_broken=False)
+    found = Counter[str]()
+    for model in range(len(MODELS)):
+        said[MODEL] = model
+        found += looked_at(folder, said, power_lost=True)
     found["power losses"] += 1
     for snapshot in snapshots:
         shutil.rmtree(snapshot)
@@ -226,7 +278,10 @@ def main() -> int:
                 total += killed(folder, folder_seed + turn, chance)
             if chance.random() < 0.02:
                 shutil.rmtree(folder)
-    broken = total["wrong bytes"] + total["failed opens"] + total["lost"] + total["ended by themselves"]
+    broken = sum(
+        total[name]
+        for name in ("wrong bytes", "failed opens", "lost", "served after a reset", "ended by themselves")
+    )
     if options.json:
         print(json.dumps(total))
     else:

@@ -91,6 +91,27 @@ def median_lower_bound(samples: Sequence[float], confidence: float = 0.95) -> fl
     return float(np.quantile(medians, 1 - confidence))
 
 
+def ratio_interval(
+    samples: Sequence[float], base: Sequence[float], confidence: float = 0.95
+) -> tuple[float, float]:
+    """Bound ``ratio_of_medians`` from both sides, by the percentile bootstrap over pairs.
+
+    Args:
+        samples: One of each pair, in the order of the pairs.
+        base: The other one.
+        confidence: Share of resampled ratios that lie between the bounds.
+
+    Raises:
+        ValueError: As ``paired_ratios``.
+    """
+    paired_ratios(samples, base)  # refuses what cannot be paired
+    above, below = _checked(samples), _checked(base)
+    draws = np.random.default_rng(SEED).integers(0, len(above), (RESAMPLES, len(above)))
+    ratios = np.median(above[draws], axis=1) / np.median(below[draws], axis=1)
+    low, high = np.quantile(ratios, ((1 - confidence) / 2, (1 + confidence) / 2))
+    return float(low), float(high)
+
+
 def _checked(samples: Sequence[float]) -> np.ndarray:
     values = np.asarray(samples, dtype=np.float64)
     if values.ndim != 1 or not len(values):

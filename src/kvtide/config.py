@@ -56,6 +56,9 @@ class TierSettings(BaseModel):
     # May hold a password: never shown.
     options: dict[str, Any] = Field(default_factory=dict, repr=False, exclude=True)
 
+    def __str__(self) -> str:
+        return self.label
+
     @property
     def label(self) -> str:
         """Its name in metrics and logs."""

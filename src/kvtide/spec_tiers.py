@@ -88,7 +88,9 @@ def tier_seats(
         disk = disk_tier(folder, records, rank, share, config.disk_reserve, config.disk_direct)
         if rank == 0:
             _note_fingerprint(folder, identity)
-        settings = LaneSettings(config.disk_threads, config.disk_queue, config.disk_deadline_s)
+        settings = LaneSettings(
+            config.disk_threads, config.disk_queue, config.disk_deadline_s, config.transfer_deadline_s
+        )
         mine = writers_of(identity.shards, rank)
         costs = tuple(
             disk.record_bytes(count) if writer == rank else 0
@@ -98,7 +100,7 @@ def tier_seats(
     for wanted in config.tiers:
         place = TierPlace(records[rank], rank, wanted.limit // len(records), wanted.options)
         tier = tier_named(wanted.path, place)
-        settings = LaneSettings(wanted.threads, wanted.queue, wanted.deadline_s)
+        settings = LaneSettings(wanted.threads, wanted.queue, wanted.deadline_s, config.transfer_deadline_s)
         costs = tuple(
             tier.record_bytes(count) if isinstance(tier, PrivateTier) else 0 for count in chunk_bytes
         )

@@ -9,6 +9,7 @@ from benchmarks.frame.statistics import (
     median,
     median_lower_bound,
     paired_ratios,
+    ratio_interval,
     ratio_of_medians,
     spread,
 )
@@ -115,3 +116,22 @@ def test_a_record_says_what_the_issue_of_a_bar_is() -> None:
         "sense": "at most",
         "met": False,
     }
+
+
+def test_the_interval_of_a_constant_ratio_is_that_ratio() -> None:
+    base = [1.0, 3.0, 2.0, 5.0, 4.0]
+    assert ratio_interval([2 * one for one in base], base) == pytest.approx((2, 2))
+
+
+def test_a_wild_pair_widens_the_interval_and_the_truth_stays_within() -> None:
+    base = list(np.random.default_rng(4).normal(1, 0.02, 12))
+    samples = [1.25 * one for one in np.random.default_rng(5).normal(1, 0.02, 12)]
+    low, high = ratio_interval(samples, base)
+    assert 1.2 < low < 1.25 < high < 1.3
+    wild_low, wild_high = ratio_interval([*samples[:8], 3.0, 3.0, 3.0, 3.0], base)
+    assert wild_high - wild_low > high - low
+
+
+def test_what_cannot_be_paired_has_no_interval() -> None:
+    with pytest.raises(ValueError, match="cannot be paired"):
+        ratio_interval([1.0, 2.0], [1.0])

@@ -215,3 +215,26 @@ def test_the_installed_command_runs(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["settings"]["host_memory"]["value"] == 1 << 20
+
+
+def test_a_disk_that_has_room_is_shown_and_one_that_has_less_than_its_limit_is_said_to(
+    tmp_path: Path,
+) -> None:
+    folder = tmp_path / "not" / "yet"
+    given = ("--host-memory", "1GiB", "--disk", str(folder), "--disk-reserve", "0")
+    fits = run(*given, "--disk-limit", "1MiB")
+    assert (fits.exit_code, "the tier stays smaller" in fits.stdout) == (0, False)
+    assert f"are free at {folder}" in fits.stdout
+    tight = run(*given, "--disk-limit", "100000TiB")
+    assert (tight.exit_code, "the tier stays smaller" in tight.stdout) == (0, True)
+    found = json.loads(run(*given, "--disk-limit", "1MiB", "--json").stdout)["disk"]
+    assert found["folder"] == str(folder)
+    assert 0 < found["free_bytes"] <= found["total_bytes"]
+    assert not folder.exists(), "nothing is made"
+
+
+def test_a_disk_where_a_file_is_in_the_way_is_refused_by_name(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    result = run("--host-memory", "1GiB", "--disk", str(tmp_path / "file" / "x"), "--disk-limit", "1MiB")
+    assert result.exit_code == 2
+    assert "disk = " in result.stdout

@@ -104,12 +104,13 @@ def test_recurrent_layers_go_on_from_a_state_that_was_loaded_like_from_one_that_
     assert len({tuple(load.token_ids) for load in loads}) == 4
 
 
-def test_two_ranks_each_load_their_shard_and_answer_like_a_hit() -> None:
+def two_ranks(model: Path, pool_blocks: int, *given: dict[str, Any]) -> dict[str, Any]:
+    """Run ``two_ranks.py`` and hand out what it has to tell."""
     child = Path(__file__).with_name("two_ranks.py")
     # vLLM binds each rank to cores of its own, and there may be fewer than it wants.
     environment = os.environ | {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
     ended = subprocess.run(
-        [sys.executable, child, models.llama(), str(PROMPT_BLOCKS + 9)],
+        [sys.executable, child, model, str(pool_blocks), *map(json.dumps, given)],
         env=environment,
         capture_output=True,
         text=True,
@@ -117,9 +118,26 @@ def test_two_ranks_each_load_their_shard_and_answer_like_a_hit() -> None:
         check=False,
     )
     assert ended.returncode == 0, ended.stderr[-4000:]
-    told = json.loads(next(line for line in ended.stdout.splitlines() if line.startswith("{")))
+    told: dict[str, Any] = json.loads(
+        next(line for line in ended.stdout.splitlines() if line.startswith("{"))
+    )
+    return told
+
+
+def test_two_ranks_each_load_their_shard_and_answer_like_a_hit() -> None:
+    told = two_ranks(models.llama(), PROMPT_BLOCKS + 9)
     for load, hit in zip(told["loads"], told["hits"], strict=True):
         assert (load["tokens"], load["logprobs"]) == (hit["tokens"], hit["logprobs"])
         assert (hit["cached"], load["cached"]) == (STORED_TOKENS, STORED_TOKENS)
     assert (told["loaded_before"], told["loaded"]) == (0, 4 * STORED_TOKENS)
     assert len({tuple(load["tokens"]) for load in told["loads"]}) == 4
+
+
+def test_what_two_ranks_have_alike_lies_on_disk_once(tmp_path: Path) -> None:
+    # Latents of 5 chunks a prompt; host memory holds those of one prompt and a half, on each rank.
+    settings = {"host_memory": "1MiB", "disk": str(tmp_path), "disk_limit": "64MiB", "disk_reserve": 0}
+    settings |= {"disk_deadline_s": 30.0, "defer_limit_s": 30.0, "promotion_share": 0.9}
+    told = two_ranks(models.mla(), 3 * PROMPT_BLOCKS, settings, {"block_size": None})
+    assert told["from_disk"] > 0
+    assert told["loaded"] > 0
+    assert [path.parent.name for path in tmp_path.rglob("slab-*")] == ["rank-0"]

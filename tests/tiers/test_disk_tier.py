@@ -13,10 +13,16 @@ from kvtide.keys import OffloadKey
 from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
 from kvtide.tiers import slabs
 from kvtide.tiers.disk import DiskTier
-from kvtide.tiers.records import HEADER_BYTES, RecordIdentity
-from kvtide.tiers.slabs import ALIGNMENT, Place, aligned
+from kvtide.tiers.records import RecordIdentity
+from kvtide.tiers.slabs import ALIGNMENT, ROW_BYTES, Place, aligned
 
 SLOT_BYTES = ALIGNMENT + aligned(PAYLOAD_BYTES)
+RECORD_BYTES = SLOT_BYTES + ROW_BYTES
+
+
+def limit_of(count: int) -> int:
+    """A limit that has room for so many records; a sixteenth is the index's."""
+    return -(-count * RECORD_BYTES * 16 // 15)
 
 
 class TestDiskTier(TierTests):
@@ -74,31 +80,31 @@ def test_memory_that_direct_io_can_use_is_used_as_it_is(tmp_path: Path) -> None:
 
 
 def test_the_limit_holds_and_what_is_discarded_makes_room(tmp_path: Path) -> None:
-    limit_bytes = 10 * SLOT_BYTES + 100
+    limit_bytes = limit_of(10) + 100
     tier = opened(tmp_path, IDENTITY, limit_bytes)
     for number in range(10):
         write(tier, number)
-    with pytest.raises(TierFullError, match=f"of {limit_bytes} bytes are used"):
+    with pytest.raises(TierFullError, match=r"128000 of \d+ bytes are used"):
         write(tier, 10)
     with pytest.raises(TierFullError):
         write(tier, 11, 100)
     tier.discard([name_of(3).key])
     write(tier, 12)
     on_disk = sum(path.stat().st_size for path in tmp_path.rglob("slab-*"))
-    assert on_disk == tier._slabs.allocated_bytes <= limit_bytes
+    assert on_disk + 10 * ROW_BYTES == tier._slabs.allocated_bytes <= limit_bytes
     assert [number for number in range(13) if read(tier, number)] == [0, 1, 2, 4, 5, 6, 7, 8, 9, 12]
     tier.close()
 
 
 def test_the_limit_counts_what_was_there_before_a_restart(tmp_path: Path) -> None:
-    tier = opened(tmp_path, IDENTITY, 10 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, limit_of(10))
     for number in range(10):
         write(tier, number)
     tier.close()
-    again = opened(tmp_path, IDENTITY, 10 * SLOT_BYTES)
+    again = opened(tmp_path, IDENTITY, limit_of(10))
     with pytest.raises(TierFullError):
         write(again, 10)
-    assert again._slabs.allocated_bytes == 10 * SLOT_BYTES
+    assert again._slabs.allocated_bytes == 10 * RECORD_BYTES
     again.close()
 
 
@@ -132,7 +138,7 @@ def test_a_second_instance_is_refused_by_the_folder_s_name(tmp_path: Path) -> No
 def test_a_slot_that_is_read_is_not_written_before_that_has_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tier = opened(tmp_path, IDENTITY, 2 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, limit_of(2))
     write(tier, 1)
     taken: list[Place] = []
     plain = slabs.Slabs.read
@@ -155,14 +161,14 @@ def test_a_slot_that_is_read_is_not_written_before_that_has_ended(
 
 
 def test_old_generations_make_room_bit_by_bit_and_stay_away_after_a_restart(tmp_path: Path) -> None:
-    tier = opened(tmp_path, IDENTITY, 100 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, limit_of(100))
     for number in range(100):
         write(tier, number)
     tier.begin_generation(trusted=True)
     for number in range(50):
         write(tier, 1000 + number)
     tier.close()
-    again = opened(tmp_path, IDENTITY, 100 * SLOT_BYTES)
+    again = opened(tmp_path, IDENTITY, limit_of(100))
     assert again.generation == 1
     assert sorted(header.name.chunk_index for header in again.inventory()) == list(range(1000, 1050))
     assert [read(again, number) for number in range(100)] == [None] * 100
@@ -216,18 +222,26 @@ def test_rows_that_name_the_wrong_slots_serve_nothing_wrong(tmp_path: Path) -> N
     again.close()
 
 
-def test_every_bit_of_a_record_on_disk_is_covered(tmp_path: Path) -> None:
-    tier = opened(tmp_path, IDENTITY, 1 << 20)
-    places = [*range(0, HEADER_BYTES, 5), *range(ALIGNMENT, ALIGNMENT + PAYLOAD_BYTES, 401)]
-    for at in places:
-        write(tier, 1)
-        place = tier._entries[name_of(1).key]
-        path = tier._folder / f"slab-{PAYLOAD_BYTES}"
-        byte = path.read_bytes()[place.slot * SLOT_BYTES + at]
-        overwrite(tier, name_of(1).key, at, bytes([byte ^ 1 << at % 8]))
-        with pytest.raises(CorruptRecordError):
-            read(tier, 1)
+def test_a_write_that_is_under_way_at_a_reset_is_of_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = opened(tmp_path, IDENTITY, limit_of(4))
+    plain = slabs.Slabs.write
+
+    def meanwhile(self: slabs.Slabs, place: Place, header: bytes, payload: memoryview) -> None:
+        tier.begin_generation(trusted=True)
+        plain(self, place, header, payload)
+
+    monkeypatch.setattr(slabs.Slabs, "write", meanwhile)
+    write(tier, 1)
+    monkeypatch.undo()
+    assert (read(tier, 1), tier.used_bytes, list(tier.inventory())) == (None, 0, [])
+    for number in range(2, 6):  # and its slot comes free
+        write(tier, number)
     tier.close()
+    again = opened(tmp_path, IDENTITY, limit_of(4))
+    assert numbers_in(again) == [2, 3, 4, 5]
+    again.close()
 
 
 # -- several models in one folder -------------------------------------------------------------------------
@@ -266,7 +280,7 @@ def test_what_another_model_has_written_stays_for_it_while_there_is_room(tmp_pat
 def test_slots_of_other_models_are_used_when_there_are_no_others_the_oldest_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit_bytes = 12 * SLOT_BYTES
+    limit_bytes = limit_of(12)
     for at_s, identity, numbers in ((100, OTHER, range(4)), (50, THIRD, range(4, 8))):
         monkeypatch.setattr("time.time", lambda at_s=at_s: at_s)
         fill(tmp_path, identity, numbers, limit_bytes)
@@ -317,6 +331,7 @@ def test_a_lost_index_is_made_anew_for_every_model_with_its_generation(tmp_path:
 
 
 SMALL_BYTES = 100
+SMALL_RECORD_BYTES = 2 * ALIGNMENT + ROW_BYTES
 
 
 def blocks_bytes(folder: Path) -> int:
@@ -326,8 +341,8 @@ def blocks_bytes(folder: Path) -> int:
 
 
 def test_free_slots_of_one_size_make_room_for_another_and_back(tmp_path: Path) -> None:
-    limit_bytes = 6 * SLOT_BYTES
-    small_count = limit_bytes // (2 * ALIGNMENT)
+    limit_bytes = limit_of(6)
+    small_count = 6 * RECORD_BYTES // SMALL_RECORD_BYTES
     tier = opened(tmp_path, IDENTITY, limit_bytes)
     for turn in range(3):
         for number in range(6):
@@ -353,20 +368,44 @@ def test_free_slots_of_one_size_make_room_for_another_and_back(tmp_path: Path) -
 
 
 def test_a_large_record_takes_the_room_of_as_many_small_ones_of_another_model(tmp_path: Path) -> None:
-    limit_bytes = 6 * SLOT_BYTES
+    limit_bytes = limit_of(6)
     tier = opened(tmp_path, OTHER, limit_bytes)
-    for number in range(limit_bytes // (2 * ALIGNMENT)):
+    for number in range(6 * RECORD_BYTES // SMALL_RECORD_BYTES):
         write(tier, number, SMALL_BYTES)
     tier.close()
     fill(tmp_path, IDENTITY, range(6), limit_bytes)
     assert kept(tmp_path, IDENTITY, limit_bytes) == [0, 1, 2, 3, 4, 5]
 
 
+@pytest.mark.parametrize("why", ["no holes in files", "others have filled the file system"])
+def test_what_another_model_has_written_is_not_given_up_for_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    limit_bytes = limit_of(7)
+    fill(tmp_path, OTHER, range(4), limit_bytes)
+    tier = opened(tmp_path, OTHER, limit_bytes)
+    for number in range(50, 54):
+        write(tier, number, SMALL_BYTES)
+    tier.close()
+    tier = opened(tmp_path, IDENTITY, limit_bytes)
+    if why == "no holes in files":
+        monkeypatch.setattr(slabs, "punched", lambda *_: False)
+        tier._slabs._punches = False
+    else:
+        tier._slabs._reserve_bytes = 1 << 60
+    for number in range(4):
+        write(tier, number, SMALL_BYTES)
+    with pytest.raises(TierFullError):
+        write(tier, 4, SMALL_BYTES)
+    tier.close()
+    assert kept(tmp_path, OTHER, limit_bytes) == [0, 1, 2, 3]
+
+
 def test_without_holes_in_files_a_size_has_what_it_has(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(slabs, "punched", lambda *_: False)
-    tier = opened(tmp_path, IDENTITY, 2 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, limit_of(2))
     write(tier, 1)
     write(tier, 2)
     tier.discard([name_of(1).key])
@@ -378,13 +417,13 @@ def test_without_holes_in_files_a_size_has_what_it_has(
 
 
 def test_what_was_free_goes_back_to_the_file_system_at_a_start(tmp_path: Path) -> None:
-    tier = opened(tmp_path, IDENTITY, 64 * SLOT_BYTES)
+    tier = opened(tmp_path, IDENTITY, limit_of(64))
     for number in range(32):
         write(tier, number)
     tier.discard([name_of(number).key for number in range(0, 32, 2)])
     tier.close()
-    again = opened(tmp_path, IDENTITY, 64 * SLOT_BYTES)
-    assert blocks_bytes(tmp_path) <= 16 * SLOT_BYTES == again._slabs.allocated_bytes
+    again = opened(tmp_path, IDENTITY, limit_of(64))
+    assert blocks_bytes(tmp_path) <= 16 * RECORD_BYTES == again._slabs.allocated_bytes
     assert numbers_in(again) == list(range(1, 32, 2))
     again.close()
 
@@ -392,17 +431,45 @@ def test_what_was_free_goes_back_to_the_file_system_at_a_start(tmp_path: Path) -
 def test_what_it_could_hold_is_what_there_was_room_for_until_it_is_tried_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    limit_bytes = 64 * SLOT_BYTES
+    limit_bytes = limit_of(64)
     tier = opened(tmp_path, IDENTITY, limit_bytes)
-    assert tier.capacity_bytes == limit_bytes
+    capacity_bytes = tier.capacity_bytes
+    assert 64 * RECORD_BYTES <= capacity_bytes <= limit_bytes
     for number in range(3):
         write(tier, number)
     tier._slabs._reserve_bytes = 1 << 60  # as if others had filled the file system
     with pytest.raises(TierFullError, match="stay free on the file system"):
         write(tier, 3)
-    assert tier.capacity_bytes == tier._slabs.allocated_bytes < limit_bytes
+    assert tier.capacity_bytes == tier._slabs.allocated_bytes < capacity_bytes
     tier._slabs._reserve_bytes = 0
     monkeypatch.setattr(slabs, "SHORT_REST_S", 0.0)
     write(tier, 3)
-    assert tier.capacity_bytes == limit_bytes
+    assert tier.capacity_bytes == capacity_bytes
+    tier.close()
+
+
+def test_a_lower_limit_than_before_holds_too(tmp_path: Path) -> None:
+    fill(tmp_path, OTHER, range(4), limit_of(20))
+    fill(tmp_path, IDENTITY, range(10), limit_of(20))
+    tier = opened(tmp_path, IDENTITY, limit_of(6))
+    assert numbers_in(tier) == list(range(10))  # which of these go is not for the tier to say
+    assert (tier.capacity_bytes, tier.used_bytes) == (6 * RECORD_BYTES, 10 * RECORD_BYTES)
+    tier.discard([name_of(number).key for number in range(5)])
+    assert blocks_bytes(tmp_path) <= tier._slabs.allocated_bytes <= 6 * RECORD_BYTES
+    tier.close()
+    assert kept(tmp_path, IDENTITY, limit_of(6)) == [5, 6, 7, 8, 9]
+    assert kept(tmp_path, OTHER, limit_of(6)) == []
+
+
+def test_the_limit_is_of_all_files_together(tmp_path: Path) -> None:
+    limit_bytes = 64 << 20
+    tier = opened(tmp_path, IDENTITY, limit_bytes)
+    most_bytes = number = 0
+    payload = memoryview(payload_of(1, SMALL_BYTES))
+    while tier.used_bytes + tier.record_bytes(SMALL_BYTES) <= tier.capacity_bytes:
+        tier.write(name_of(number), payload, DEADLINE_S)
+        number += 1
+        if number % 500 == 0:
+            most_bytes = max(most_bytes, sum(path.stat().st_size for path in tmp_path.rglob("*")))
+    assert most_bytes <= limit_bytes < 1.1 * tier.used_bytes
     tier.close()

@@ -1,17 +1,23 @@
 """What several ranks have alike is on the disk once, and all of them read it."""
 
 import os
+import random
+import threading
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from kvtide.errors import CorruptRecordError, TierError, TierUnavailableError
-from kvtide.testing.tiers import DEADLINE_S, PAYLOAD_BYTES, name_of, payload_of
+from kvtide.keys import OffloadKey
+from kvtide.testing.tiers import DEADLINE_S, PAYLOAD_BYTES, TierTests, name_of, payload_of
 from kvtide.tiers.base import PrivateTier, Written
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.records import RecordIdentity, Shard
 from kvtide.tiers.replicas import Replicas, disk_tier, writers_of
-from kvtide.tiers.slabs import ALIGNMENT
+from kvtide.tiers.slabs import ALIGNMENT, slot_bytes_of
 
 FINGERPRINT = bytes(range(32))
 # Two ranks: group 0 is shared out among them, group 1 they have alike.
@@ -38,6 +44,26 @@ def read(tier: PrivateTier, number: int, group_index: int) -> bytes | None:
     payload = bytearray(PAYLOAD_BYTES)
     key = name_of(number, group_index).key
     return bytes(payload) if tier.read_into(key, memoryview(payload), DEADLINE_S) else None
+
+
+class TestReplicasOfNothing(TierTests):
+    """Where this rank writes everything itself, it is a disk."""
+
+    def make(self, place: Any, identity: RecordIdentity) -> PrivateTier:
+        return Replicas(DiskTier(place, identity, 64 << 20), [None])
+
+    def damage(self, tier: Any, key: OffloadKey) -> None:
+        overwrite(tier, key, ALIGNMENT + 777, b"\xff\x00\xff")
+
+    def lose(self, tier: Any, key: OffloadKey) -> None:
+        overwrite(tier, key, 0, bytes(ALIGNMENT))
+
+
+def overwrite(tier: Any, key: OffloadKey, offset: int, content: bytes) -> None:
+    place = tier._own._entries[key]
+    with (tier._own._folder / f"slab-{place.payload_bytes}").open("r+b") as file:
+        file.seek(place.slot * slot_bytes_of(place.payload_bytes) + offset)
+        file.write(content)
 
 
 def test_the_lowest_rank_with_a_shard_writes_it() -> None:
@@ -94,6 +120,36 @@ def test_what_was_discarded_or_written_anew_is_seen_at_once(tmp_path: Path) -> N
         writer.discard([name_of(number, 1).key])
         reader.discard([name_of(number, 1).key])
         assert read(reader, number, 1) is None
+    closed(writer, reader)
+
+
+def test_slots_that_change_hands_while_others_read_them_are_never_served_wrong(tmp_path: Path) -> None:
+    writer, reader = both(tmp_path)
+    over = threading.Event()
+    seen: Counter[str] = Counter()
+
+    def look(seed: int) -> None:
+        chance = random.Random(seed)
+        while not over.is_set():
+            number = chance.randrange(12)
+            try:
+                found = read(reader, number, 1)
+            except CorruptRecordError:
+                seen["refused"] += 1
+                continue
+            assert found in (None, bytes(payload_of(number))), f"{number} came back wrong"
+            seen["miss" if found is None else "served"] += 1
+
+    with ThreadPoolExecutor(3) as pool:
+        looking = [pool.submit(look, seed) for seed in range(3)]
+        chance = random.Random(9)
+        for _ in range(400):
+            write(writer, chance.randrange(12), 1)
+            writer.discard([name_of(chance.randrange(12), 1).key])
+        over.set()
+        for one in looking:
+            one.result()
+    assert seen["served"] > 0
     closed(writer, reader)
 
 

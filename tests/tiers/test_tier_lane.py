@@ -191,8 +191,9 @@ def test_trouble_in_a_row_leaves_the_tier_out_and_it_comes_back() -> None:
 
 
 def test_a_full_medium_closes_the_door_for_writes_alone_until_something_is_discarded(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(tier_lane, "ROOM_TOLD_S", 0.0)
     tier = FaultyTier(MemoryTier(IDENTITY), {TierCall.WRITE: {1, 2}}, lambda: TierFullError("full"))
     with lane_of(tier, thread_count=1) as lane:
         lane.submit(JobId(1), WRITE, written(1, 2, 3))
@@ -208,6 +209,17 @@ def test_a_full_medium_closes_the_door_for_writes_alone_until_something_is_disca
         assert lane.state().takes_writes
     assert caplog.text.count("is full: writes are skipped") == 1
     assert caplog.text.count("has room again") == 1
+
+
+def test_a_medium_that_is_full_now_and_then_is_told_of_once(caplog: pytest.LogCaptureFixture) -> None:
+    tier = FaultyTier(MemoryTier(IDENTITY), {TierCall.WRITE: range(0, 20, 2)}, lambda: TierFullError("full"))
+    with lane_of(tier, thread_count=1) as lane:
+        for job in range(20):
+            lane.discard([name_of(99).key])
+            lane.submit(JobId(job), WRITE, written(job))
+            assert outcomes(lane, 1)[job].fates == bytes([DONE if job % 2 else FAILED])
+    assert caplog.text.count("is full: writes are skipped") == 1
+    assert caplog.text.count("has room again") == 0
 
 
 def test_a_full_medium_is_tried_again_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -338,7 +350,7 @@ def test_a_tier_that_opens_slowly_holds_up_nobody_and_then_serves_and_tells_what
     for number in (4, 2, 9, 0, 7):
         inner.write(name_of(number), memoryview(payload_of(number)), PATIENCE_S)
     tier = HeldTier(inner, {TierCall.OPEN})
-    lane = TierLane(tier, "test", LaneSettings(deadline_s=0.1))
+    lane = TierLane(tier, "test", LaneSettings(wait_limit_s=0.1))
     assert lane.take_inventory(3) == []
     assert not lane.state().opened
     lane.submit(JobId(1), READ, empty(4))

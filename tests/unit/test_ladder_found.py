@@ -104,9 +104,9 @@ def test_a_reset_takes_back_what_was_announced_below() -> None:
     ladder = ladder_of(CatalogGroup(), with_events=True)
     written(ladder.tiers[0], 0, 3)
     ladder.take_events()
-    ladder.before_reset()
+    ladder.tell_removed()
     ladder.host.reset()
-    ladder.reset(keeps=False)
+    ladder.reset()
     (event,) = ladder.take_events()
     assert event.removed
     assert chunks_of(tuple(event.keys)) == [0, 1, 2]
@@ -117,7 +117,7 @@ def test_what_was_being_written_at_a_reset_that_keeps_a_tier_does_not_stay_there
     (tier,) = ladder.tiers
     run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 3), 1, None)
     ladder.host.reset()
-    ladder.reset(keeps=True)
+    ladder.reset()
     tier.end_write(run, places, 3)
     assert chunks_of(tier.take_discards()) == [0, 1, 2]
 

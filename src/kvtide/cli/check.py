@@ -9,6 +9,7 @@ import logging
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -17,9 +18,10 @@ from rich.table import Table
 from kvtide.cli import transfer_config
 from kvtide.cli.options import NO_METAVAR, with_settings, written
 from kvtide.cli.output import WRONG, note, show
-from kvtide.config import Resolved, resolve
+from kvtide.config import KVTideConfig, Resolved, resolve
 from kvtide.errors import ConfigError
-from kvtide.transfer.memory import MemoryLimit, available_host_bytes, check_budget
+from kvtide.tiers.disk_folder import DiskRoom, room_at
+from kvtide.transfer.memory import MemoryLimit, available_host_bytes, check_budget, humanised
 from kvtide.vllm.compat import RANGE_HINT, InstalledVLLM, Support, installed_vllm
 
 logger = logging.getLogger(__name__)
@@ -47,6 +49,7 @@ class Findings:
 
     settings: Resolved | None
     memory: MemoryLimit | None
+    disk: DiskRoom | None
     vllm: InstalledVLLM | None
     errors: tuple[ConfigError, ...]
 
@@ -83,7 +86,7 @@ def find_out(
 ) -> Findings:
     """Ask every question and collect what is wrong: one mistake does not hide the next."""
     errors: list[ConfigError] = []
-    resolved = memory = vllm = None
+    resolved = memory = disk = vllm = None
     try:
         transfer = transfer_config.from_file_or_json(config) if config is not None else {}
         resolved = resolve(command_line, transfer_config.extra_config_of(transfer), environment)
@@ -98,12 +101,17 @@ def find_out(
     except ConfigError as error:
         errors.append(error)
     try:
+        if resolved is not None and resolved.config.disk:
+            disk = room_at(Path(resolved.config.disk))
+    except ConfigError as error:
+        errors.append(error)
+    try:
         vllm = installed_vllm()
         if vllm is not None:
             require_vllm()
     except ConfigError as error:
         errors.append(error)
-    return Findings(resolved, memory, vllm, tuple(errors))
+    return Findings(resolved, memory, disk, vllm, tuple(errors))
 
 
 def as_plain(findings: Findings) -> dict[str, Any]:
@@ -122,6 +130,12 @@ def as_plain(findings: Findings) -> dict[str, Any]:
             "free_bytes": memory.bytes,
             "total_bytes": memory.total_bytes,
             "limit": memory.binding.value,
+        },
+        "disk": findings.disk
+        and {
+            "folder": findings.disk.folder,
+            "free_bytes": findings.disk.free_bytes,
+            "total_bytes": findings.disk.total_bytes,
         },
         "vllm": vllm
         and {
@@ -142,10 +156,23 @@ def _print(findings: Findings) -> None:
         typer.echo("vLLM     not installed here: settings only")
     if memory is not None:
         typer.echo(f"memory   {memory}")
+    if findings.disk is not None and findings.settings is not None:
+        _print_disk(findings.disk, findings.settings.config)
     for error in findings.errors:
         typer.secho(f"wrong    {error}", fg=typer.colors.RED)
     if not findings.errors:
         typer.secho("fine     these settings would do here", fg=typer.colors.GREEN)
+
+
+def _print_disk(disk: DiskRoom, config: KVTideConfig) -> None:
+    typer.echo(
+        f"disk     {humanised(disk.free_bytes)} of {humanised(disk.total_bytes)} are free at {disk.folder}"
+    )
+    if disk.free_bytes < config.disk_limit + config.disk_reserve:
+        limit, reserve = humanised(config.disk_limit), humanised(config.disk_reserve)
+        typer.echo(
+            f"         less than disk_limit and disk_reserve ({limit} and {reserve}): the tier stays smaller"
+        )
 
 
 def _table(resolved: Resolved) -> Table:

@@ -19,7 +19,18 @@ def demo(
         "build/models"
     ),
     users: Annotated[int, typer.Option(min=1, max=len(TOPICS), help="Users, each with a conversation.")] = 8,
-    turns: Annotated[int, typer.Option(min=2, help="Turns of each user, one request at a time.")] = 7,
+    turns: Annotated[
+        int | None,
+        typer.Option(
+            min=2, help="Turns of each user, one request at a time; 7, with --restart 2.", show_default=False
+        ),
+    ] = None,
+    restart: Annotated[
+        bool,
+        typer.Option(
+            "--restart", help="Kill kvtide's server after the conversation, start it again, and ask again."
+        ),
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print the report's summary as JSON and no tables.")
     ] = False,
@@ -33,16 +44,21 @@ def demo(
     same pool, and with a pool in which everything always hits. Asks all three the same multi-user
     conversation and compares times, tokens and log-probabilities.
 
+    With --restart, kvtide's server has a disk. After the conversation it is killed and started again with the
+    same folder, and each user's last prompt is asked once more; files are report-restart.json and .png.
+
     Ends with 0 when every bar is met, 1 when one is missed, 2 when it could not run.
     """
-    from kvtide.demo.run import KVTIDE_CONNECTOR, Options, main
+    from kvtide.demo import restart as restarting
+    from kvtide.demo import run as running
 
-    options = Options(
+    connector = restarting.connector_of(out) if restart else running.KVTIDE_CONNECTOR
+    options = running.Options(
         out=out,
         models=models,
         user_count=users,
-        turn_count=turns,
-        kv_transfer_config=kv_transfer_config or KVTIDE_CONNECTOR,
+        turn_count=turns or (restarting.TURNS if restart else running.TURNS),
+        kv_transfer_config=kv_transfer_config or connector,
         as_json=as_json,
     )
-    raise typer.Exit(main(options))
+    raise typer.Exit(running.main(options, restarting.run if restart else running.run))

@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from kvtide.cli import clear, inspect, verify
 from kvtide.cli.check import check
 from kvtide.cli.options import NO_METAVAR
 from kvtide.cli.output import own_version, warnings_as_notes
@@ -47,6 +48,9 @@ app.command(cls=PassthroughCommand, options_metavar="MODEL [OPTIONS OF VLLM SERV
     serve
 )
 app.command(epilog="Example: kvtide check --host-memory 8GiB --config settings.json")(check)
+app.command(epilog=inspect.EPILOG)(inspect.inspect)
+app.command(epilog=verify.EPILOG)(verify.verify)
+app.command(epilog=clear.EPILOG)(clear.clear)
 
 # An ImportError inside it would be a fault and is not hidden.
 if importlib.util.find_spec("kvtide.cli.demo") is not None:

@@ -39,6 +39,8 @@ def written(value: object) -> str:
         return str(value).lower()
     if value in ("", ()):
         return "none"
+    if isinstance(value, tuple):
+        return ", ".join(map(str, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 

@@ -81,7 +81,7 @@ def figures_of(asked: Asked) -> Figures:
             "host_hit": spread(ttft_ms_of(asked.exchanges, KVTIDE)),
             "engine_hit": spread(ttft_ms_of(asked.exchanges, REFERENCE)),
         },
-        sources={name: _sources(asked.exchanges, name) for name in (RECOMPUTE, KVTIDE, REFERENCE)},
+        sources={name: sources_of(asked.exchanges, name) for name in (RECOMPUTE, KVTIDE, REFERENCE)},
         rushes={name: _rush_figures(rush) for name, rush in asked.rushes.items()},
         last=asked.last,
         host_bytes_used=asked.used_bytes,
@@ -129,7 +129,8 @@ def percentile(values: Sequence[float], percent: float) -> float | None:
     return ranked[below] + (ranked[above] - ranked[below]) * (position - below)
 
 
-def _sources(exchanges: Sequence[Exchange], name: str) -> Sources:
+def sources_of(exchanges: Sequence[Exchange], name: str) -> Sources:
+    """Add up where the prompt tokens of server ``name`` came from, over what all three were asked."""
     everywhere = [exchange for exchange in exchanges if RECOMPUTE in exchange.replies]
     replies: list[Reply] = [exchange.replies[name] for exchange in everywhere]
     loaded = sum(exchange.loaded_tokens for exchange in everywhere) if name == KVTIDE else 0

@@ -129,7 +129,7 @@ async def ask_all(servers: Mapping[str, Server], script: Script, encode: Encode,
         clients = {name: await stack.enter_async_context(Client(server)) for name, server in servers.items()}
         for server in servers.values():
             server.pause()
-        await _warm_up(clients, encode, display)
+        await warm_up(clients, encode, display)
         counters = Counters(servers[KVTIDE])
         exchanges = await _one_at_a_time(clients, users, script, counters, display)
         rushes: dict[str, Rush] = {}
@@ -144,7 +144,8 @@ async def ask_all(servers: Mapping[str, Server], script: Script, encode: Encode,
         return Asked(tuple(exchanges), rushes, counters.last, counters.used_bytes, resident_bytes)
 
 
-async def _warm_up(clients: Mapping[str, Client], encode: Encode, display: Display) -> None:
+async def warm_up(clients: Mapping[str, Client], encode: Encode, display: Display) -> None:
+    """Ask each server a few prompts that are nobody's, one of them twice."""
     prompts = warm_up_prompts(encode, WARM_UP_PROMPTS)
     # The first one again: by now it has left a small pool, so that a load is warmed up as well.
     prompts.append(prompts[0])
@@ -152,7 +153,7 @@ async def _warm_up(clients: Mapping[str, Client], encode: Encode, display: Displ
     for prompt in prompts:
         for name, client in clients.items():
             display.now(name)
-            await _ask_alone(client, prompt, WARM_UP_TOKENS)
+            await ask_alone(client, prompt, WARM_UP_TOKENS)
             display.step()
 
 
@@ -170,12 +171,12 @@ async def _one_at_a_time(
             question = question_of(turn, user)
             prompt = conversation.prompt(question)
             replies: dict[str, Reply] = {}
-            for name in _order(list(clients), user + turn):
+            for name in order_of(list(clients), user + turn):
                 if name == RECOMPUTE and turn == 0:
                     continue
                 display.now(f"turn {turn + 1}, user {user + 1}: {name}")
                 new_tokens = RECOMPUTE_TOKENS if name == RECOMPUTE else script.new_tokens
-                replies[name] = await _ask_alone(clients[name], prompt, new_tokens)
+                replies[name] = await ask_alone(clients[name], prompt, new_tokens)
             loaded_tokens = counters.loaded_tokens_since_last()
             exchanges.append(Exchange(user, turn, question, replies, loaded_tokens))
             # What kvtide's server really said goes on being the history, for all three.
@@ -184,14 +185,15 @@ async def _one_at_a_time(
     return exchanges
 
 
-async def _ask_alone(client: Client, prompt: list[int], new_tokens: int) -> Reply:
+async def ask_alone(client: Client, prompt: list[int], new_tokens: int, settle_s: float = SETTLE_S) -> Reply:
+    """Ask one server while the others are paused, and pause it again ``settle_s`` after the answer."""
     with client.server.awake():
         reply = await client.ask(prompt, new_tokens)
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(settle_s)
     return reply
 
 
-def _order(names: list[str], offset: int) -> list[str]:
+def order_of(names: list[str], offset: int) -> list[str]:
     """Whose turn it is first changes, so that no server is always the one after a pause."""
     start = offset % len(names)
     return names[start:] + names[:start]

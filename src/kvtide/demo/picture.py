@@ -3,11 +3,12 @@
 Knows axes and colours. Does not know how a figure came about.
 """
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from kvtide.demo.figures import percentile, ttft_ms_of
-from kvtide.demo.phases import KVTIDE, RECOMPUTE, REFERENCE
+from kvtide.demo.phases import KVTIDE, RECOMPUTE, REFERENCE, Exchange
 from kvtide.demo.report import Report
 from kvtide.demo.table import LABELS, headline
 
@@ -15,6 +16,7 @@ COLOURS = {RECOMPUTE: "#c8553d", KVTIDE: "#0b7a75", REFERENCE: "#e0a458"}
 _SOURCE_COLOURS = {"computed": "#c8553d", "loaded from host memory": "#0b7a75", "engine's own hit": "#e0a458"}
 _ORDER = (RECOMPUTE, KVTIDE, REFERENCE)
 _INK = "#222831"
+STYLE = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK}
 
 
 def write_picture(report: Report, path: Path) -> None:
@@ -24,8 +26,7 @@ def write_picture(report: Report, path: Path) -> None:
     mpl.use("Agg")
     from matplotlib import pyplot
 
-    style = {"font.size": 10, "axes.spines.top": False, "axes.spines.right": False, "text.color": _INK}
-    with pyplot.rc_context(style):
+    with pyplot.rc_context(STYLE):
         figure, grid = pyplot.subplot_mosaic(
             [["length", "spread"], ["sources", "sources"]],
             figsize=(12, 7.6),
@@ -34,23 +35,24 @@ def write_picture(report: Report, path: Path) -> None:
             layout="constrained",
         )
         figure.suptitle(headline(report), x=0.01, ha="left", fontweight="bold")
-        _by_length(grid["length"], report)
-        _spread(grid["spread"], report)
+        draw_by_length(grid["length"], [one for one in report.exchanges if one.turn > 0], LABELS)
+        draw_spread(grid["spread"], report.exchanges, LABELS)
         _sources(grid["sources"], report)
         figure.savefig(path, dpi=150, facecolor="white")
         pyplot.close(figure)
 
 
-def _by_length(axes: Any, report: Report) -> None:
+def draw_by_length(axes: Any, exchanges: Sequence[Exchange], labels: Mapping[str, str]) -> None:
+    """Draw each time to first token over the length of its prompt."""
     for name in _ORDER:
         points = [
             (exchange.replies[name].prompt_tokens, exchange.replies[name].ttft_ms)
-            for exchange in report.exchanges
-            if name in exchange.replies and exchange.turn > 0
+            for exchange in exchanges
+            if name in exchange.replies
         ]
         marker = {RECOMPUTE: "o", KVTIDE: "o", REFERENCE: "x"}[name]
         axes.scatter(*zip(*points, strict=True), s=22, alpha=0.75, color=COLOURS[name], marker=marker,
-                     label=LABELS[name])  # fmt: skip
+                     label=labels[name])  # fmt: skip
     axes.set_yscale("log")
     _plain_ticks(axes.yaxis)
     axes.set_xlabel("prompt length (tokens)")
@@ -62,10 +64,11 @@ def _by_length(axes: Any, report: Report) -> None:
     axes.legend(edgecolor="none", loc="best", framealpha=0.8)
 
 
-def _spread(axes: Any, report: Report) -> None:
-    names = [name for name in reversed(_ORDER) if ttft_ms_of(report.exchanges, name)]
+def draw_spread(axes: Any, exchanges: Sequence[Exchange], labels: Mapping[str, str]) -> None:
+    """Draw how times to first token are spread, a row to each server."""
+    names = [name for name in reversed(_ORDER) if ttft_ms_of(exchanges, name)]
     for row, name in enumerate(names):
-        values = sorted(ttft_ms_of(report.exchanges, name))
+        values = sorted(ttft_ms_of(exchanges, name))
         # Spread over the row by rank: every request is seen, and nothing is drawn by chance.
         rows = [row - 0.28 + 0.56 * ((i * 0.618034) % 1) for i in range(len(values))]
         axes.scatter(values, rows, s=14, alpha=0.4, color=COLOURS[name], linewidths=0)
@@ -74,7 +77,7 @@ def _spread(axes: Any, report: Report) -> None:
         axes.hlines(row, first, third, color=COLOURS[name], linewidth=9, alpha=0.55)
         axes.vlines(median, row - 0.3, row + 0.3, color=_INK, linewidth=1.8)
         axes.annotate(f"{median:,.0f} ms", (median, row + 0.33), ha="center", va="bottom", fontweight="bold")
-    axes.set_yticks(range(len(names)), [LABELS[name] for name in names])
+    axes.set_yticks(range(len(names)), [labels[name] for name in names])
     axes.set_ylim(-0.6, max(len(names), 1) - 0.3)
     axes.set_xscale("log")
     _plain_ticks(axes.xaxis)

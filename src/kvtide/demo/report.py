@@ -86,7 +86,7 @@ def as_json(report: Report) -> dict[str, object]:
         "resident_bytes": dict(figures.resident_bytes),
         "token_sources": {name: asdict(sources) for name, sources in figures.sources.items()},
         "concurrent": {name: asdict(rush) for name, rush in figures.rushes.items()},
-        "bars": [_bar_json(bar) for bar in report.bars],
+        "bars": [bar_json(bar) for bar in report.bars],
         "setup_s": report.setup_s,
         "wall_s": report.wall_s,
         "versions": dict(report.versions),
@@ -95,7 +95,7 @@ def as_json(report: Report) -> dict[str, object]:
         "asked": _asked_json(report),
         "meaning": MEANING,
         "conversation": [asdict(said) for said in report.conversation],
-        "requests": [_request_json(exchange) for exchange in report.exchanges],
+        "requests": [request_json(exchange) for exchange in report.exchanges],
     }
 
 
@@ -123,9 +123,8 @@ def summary(fields: Mapping[str, object]) -> dict[str, object]:
 
 def write_json(fields: Mapping[str, object], path: Path) -> None:
     """Write the report; one line per request keeps it readable and a tenth of the size of indented lists."""
-    rest = json.dumps(
-        summary(fields) | {"conversation": fields["conversation"]}, indent=1, ensure_ascii=False
-    )
+    others = {name: value for name, value in fields.items() if name != "requests"}
+    rest = json.dumps(others, indent=1, ensure_ascii=False)
     requests = fields["requests"]
     assert isinstance(requests, list)
     lines = ",\n  ".join(json.dumps(request, ensure_ascii=False) for request in requests)
@@ -134,7 +133,8 @@ def write_json(fields: Mapping[str, object], path: Path) -> None:
     )
 
 
-def _bar_json(bar: Bar) -> dict[str, object]:
+def bar_json(bar: Bar) -> dict[str, object]:
+    """Write down a bar."""
     return {
         "name": bar.name,
         "figure": bar.figure,
@@ -157,7 +157,8 @@ def _asked_json(report: Report) -> dict[str, object]:
     }
 
 
-def _request_json(exchange: Exchange) -> dict[str, object]:
+def request_json(exchange: Exchange) -> dict[str, object]:
+    """Write down what each server made of one prompt."""
     ours = exchange.replies[KVTIDE]
     fields: dict[str, object] = {
         "user": exchange.user,

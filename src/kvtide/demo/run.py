@@ -31,6 +31,7 @@ MET, MISSED, COULD_NOT_RUN = 0, 1, 2
 
 HOST_MEMORY = "1GiB"
 SMALL_POOL_BLOCKS = 128
+TURNS = 7
 CONCURRENT_TURNS = 2
 NEW_TOKENS = 40
 KVTIDE_CONNECTOR = json.dumps(
@@ -58,17 +59,22 @@ class Options:
     out: Path = Path("build/demo")
     models: Path = Path("build/models")
     user_count: int = 8
-    turn_count: int = 7
+    turn_count: int = TURNS
     kv_transfer_config: str = KVTIDE_CONNECTOR
     as_json: bool = False
 
 
-def main(options: Options) -> int:
-    """Run the demo and return its exit code; what went wrong is said on standard error."""
+def main(options: Options, job: Callable[[Options], bool]) -> int:
+    """Do ``job`` and return the exit code; what went wrong is said on standard error.
+
+    Args:
+        options: Handed on.
+        job: Says whether every bar was met.
+    """
     console = Console(stderr=True)
     try:
         with _ended_by_sigterm():
-            found = run(options)
+            passed = job(options)
     except (DemoError, OSError) as error:
         console.print("demo: could not run", style="bold red")
         console.print(str(error), markup=False, highlight=False, soft_wrap=True)
@@ -76,25 +82,25 @@ def main(options: Options) -> int:
     except KeyboardInterrupt:
         console.print("demo: interrupted; the servers have been ended")
         return COULD_NOT_RUN
-    return MET if found.passed else MISSED
+    return MET if passed else MISSED
 
 
-def run(options: Options) -> report.Report:
-    """Do everything and leave the files under ``options.out``.
+def run(options: Options) -> bool:
+    """Do everything, leave the files under ``options.out``, and say whether every bar was met.
 
     Raises:
         DemoError: It could not be done.
     """
-    connector = _connector_name(options.kv_transfer_config)
+    connector = connector_name(options.kv_transfer_config)
     machine = surroundings.machine()
     with Display() as display:
         started_s = time.monotonic()
         display.stage("model", 1)
         model = ensure_model(options.models, display.now)
         ready_s = time.monotonic()
-        encode, decode = _tokenizer(model)
+        encode, decode = tokenizer(model)
         script = _script(options, encode)
-        plans = _plans(options, script)
+        plans = plans_of(script, options.kv_transfer_config)
         asked = _ask(options, script, plans, model, encode, display)
         display.stage("report", 1)
         figures = figures_of(asked)
@@ -118,7 +124,7 @@ def run(options: Options) -> report.Report:
         page.write_page(found, options.out / "report.png", options.out / "report.html")
         report.write_json(report.as_json(found), options.out / "report.json")
     _print(found, options)
-    return found
+    return found.passed
 
 
 def _ask(
@@ -137,8 +143,12 @@ def _ask(
     return asked
 
 
-def _script(options: Options, encode: Encode) -> Script:
-    script = Script(options.user_count, options.turn_count, CONCURRENT_TURNS, NEW_TOKENS)
+def fitting(script: Script, encode: Encode) -> Script:
+    """Give back ``script`` if its longest context fits.
+
+    Raises:
+        DemoError: It does not.
+    """
     turn_count = script.turn_count + script.concurrent_turn_count
     longest_tokens = longest_context_tokens(encode, script.user_count, turn_count, script.new_tokens)
     if longest_tokens > MAX_CONTEXT_TOKENS:
@@ -149,11 +159,16 @@ def _script(options: Options, encode: Encode) -> Script:
     return script
 
 
-def _plans(options: Options, script: Script) -> list[Plan]:
+def _script(options: Options, encode: Encode) -> Script:
+    return fitting(Script(options.user_count, options.turn_count, CONCURRENT_TURNS, NEW_TOKENS), encode)
+
+
+def plans_of(script: Script, kv_transfer_config: str) -> list[Plan]:
+    """Plan the three servers."""
     # One place for every user and two for the warm-up: nothing has ever to leave.
     large = (script.user_count + 4) * MAX_MODEL_TOKENS // BLOCK_TOKENS
     return [
-        Plan(KVTIDE, SMALL_POOL_BLOCKS, options.kv_transfer_config),
+        Plan(KVTIDE, SMALL_POOL_BLOCKS, kv_transfer_config),
         Plan(RECOMPUTE, SMALL_POOL_BLOCKS),
         Plan(REFERENCE, large),
     ]
@@ -163,12 +178,18 @@ def _print(found: report.Report, options: Options) -> None:
     if options.as_json:
         print(json.dumps(report.summary(report.as_json(found)), indent=1, ensure_ascii=False))
         return
-    console = Console()
-    # Nobody reads a table that wraps; a wide terminal does not make it better either.
-    console.width = table.COLUMNS if not console.is_terminal else min(console.width, table.COLUMNS)
+    console = result_console()
     table.show(found, console)
     names = ", ".join(f"{options.out}/report.{kind}" for kind in ("json", "png", "html"))
     console.print(f"\n{names}", highlight=False)
+
+
+def result_console() -> Console:
+    """Make the console that results are printed on."""
+    console = Console()
+    # Nobody reads a table that wraps; a wide terminal does not make it better either.
+    console.width = table.COLUMNS if not console.is_terminal else min(console.width, table.COLUMNS)
+    return console
 
 
 def _conversation(asked: phases.Asked, decode: Decode) -> list[report.Said]:
@@ -184,7 +205,8 @@ def _conversation(asked: phases.Asked, decode: Decode) -> list[report.Said]:
     ]
 
 
-def _tokenizer(model: Path) -> tuple[Encode, Decode]:
+def tokenizer(model: Path) -> tuple[Encode, Decode]:
+    """Text to token ids and back, with the model's own tokenizer."""
     from tokenizers import Tokenizer
 
     tokenizer = Tokenizer.from_file(str(model / "tokenizer.json"))
@@ -198,7 +220,12 @@ def _tokenizer(model: Path) -> tuple[Encode, Decode]:
     return encode, decode
 
 
-def _connector_name(kv_transfer_config: str) -> str:
+def connector_name(kv_transfer_config: str) -> str:
+    """Name the connector of a setting, "none" without one.
+
+    Raises:
+        DemoError: It is no such setting.
+    """
     if not kv_transfer_config:
         return "none"
     try:

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kvtide.demo.bars import Bar, Sense
+from kvtide.demo.exactness import Verdict
 from kvtide.demo.figures import Spread
 from kvtide.demo.phases import KVTIDE, RECOMPUTE, RECOMPUTE_TOKENS, REFERENCE
 from kvtide.demo.report import Report
@@ -45,14 +46,19 @@ def headline(report: Report) -> str:
 
 def sections(report: Report) -> list[Section]:
     """Lay out every figure of the report."""
-    return [_sequential(report), _concurrent(report), _facts(report), _bars(report.bars)]
+    return [_sequential(report), _concurrent(report), _facts(report), bar_section(report.bars)]
 
 
 def show(report: Report, console: Console) -> None:
     """Print the tables."""
+    show_sections(headline(report), sections(report), console)
+
+
+def show_sections(heading: str, tables: Sequence[Section], console: Console) -> None:
+    """Print tables under a heading."""
     console.print()
-    console.print(headline(report), style="bold", highlight=False)
-    for section in sections(report):
+    console.print(heading, style="bold", highlight=False)
+    for section in tables:
         table = Table(title=section.title, title_justify="left", title_style="bold", caption_justify="left")
         table.caption = section.note or None
         table.show_header = any(section.header)
@@ -75,7 +81,7 @@ def _sequential(report: Report) -> Section:
         ttft_ms, sources = report.figures.ttft_ms[_TTFT_FIELDS[name]], report.figures.sources[name]
         counts = (sources.computed, sources.engine_hit, sources.loaded)
         pool = f"{pools[name]:,}"
-        rows.append((LABELS[name], pool, *_milliseconds(ttft_ms), *(f"{count:,}" for count in counts)))
+        rows.append((LABELS[name], pool, *milliseconds(ttft_ms), *(f"{count:,}" for count in counts)))
     return Section(
         "One request at a time: the same prompts on three servers",
         ("", "engine's pool,\ntokens", "first token\np50, ms", "\np95, ms",
@@ -94,7 +100,7 @@ def _concurrent(report: Report) -> Section:
             f"{rush.requests}",
             f"{rush.wall_s:.1f}",
             f"{rush.output_tokens_per_s:.1f}",
-            *_milliseconds(rush.ttft_ms),
+            *milliseconds(rush.ttft_ms),
         )
         for name, rush in report.figures.rushes.items()
     ]
@@ -110,7 +116,22 @@ def _concurrent(report: Report) -> Section:
 
 
 def _facts(report: Report) -> Section:
-    figures, verdict = report.figures, report.figures.verdict
+    figures = report.figures
+    rows = equality_rows(figures.verdict)
+    memory = [size(figures.host_bytes_used), size(figures.host_bytes_budget)]
+    resident = [size(figures.resident_bytes.get(name)) for name in (KVTIDE, RECOMPUTE)]
+    rows += [
+        ("host memory used / budget", " / ".join(memory)),
+        ("whole server, with kvtide / without", " / ".join(resident)),
+        ("copied to host memory", _copied(figures.last.stored_bytes, figures.last.stored_s)),
+        ("copied back", _copied(figures.last.loaded_bytes, figures.last.loaded_s)),
+        ("connector", report.connector),
+    ]
+    return Section("Exactness and memory", ("", ""), tuple(rows))
+
+
+def equality_rows(verdict: Verdict) -> list[tuple[str, str]]:
+    """Lay out what the judge of equality said."""
     counts = f"{verdict.compared_requests} compared, {verdict.diverging_requests} differ"
     equality = "equal, bit for bit" if verdict.exact else "NOT SHOWN TO BE EQUAL"
     rows = [("answers after a load", counts), ("tokens and log-probabilities", equality)]
@@ -123,19 +144,11 @@ def _facts(report: Report) -> Section:
         )
         count = len(verdict.not_comparable)
         rows.append((f"not comparable: {count}", f"cached with kvtide / reference: {listed}"))
-    memory = [_size(figures.host_bytes_used), _size(figures.host_bytes_budget)]
-    resident = [_size(figures.resident_bytes.get(name)) for name in (KVTIDE, RECOMPUTE)]
-    rows += [
-        ("host memory used / budget", " / ".join(memory)),
-        ("whole server, with kvtide / without", " / ".join(resident)),
-        ("copied to host memory", _copied(figures.last.stored_bytes, figures.last.stored_s)),
-        ("copied back", _copied(figures.last.loaded_bytes, figures.last.loaded_s)),
-        ("connector", report.connector),
-    ]
-    return Section("Exactness and memory", ("", ""), tuple(rows))
+    return rows
 
 
-def _bars(bars: Sequence[Bar]) -> Section:
+def bar_section(bars: Sequence[Bar]) -> Section:
+    """Lay out bars, and whether they are met."""
     signs = {Sense.AT_LEAST: "\u2265", Sense.AT_MOST: "\u2264"}
     rows = tuple(
         (
@@ -153,18 +166,20 @@ def _figure(value: float | None, bar: Bar) -> str:
     if value is None:
         return NOT_TAKEN
     if bar.unit == "bytes":
-        return _size(int(value))
+        return size(int(value))
     if bar.unit:
         return f"{value:,.0f} {bar.unit}"
     return f"{value:,}" if isinstance(value, int) else f"{value:.3f}"
 
 
-def _milliseconds(spread: Spread) -> tuple[str, str]:
+def milliseconds(spread: Spread) -> tuple[str, str]:
+    """Write the median and the 95th percentile."""
     texts = [NOT_TAKEN if value is None else f"{value:,.1f}" for value in (spread.p50, spread.p95)]
     return texts[0], texts[1]
 
 
-def _size(count_bytes: int | None) -> str:
+def size(count_bytes: int | None) -> str:
+    """Write a size for people."""
     if count_bytes is None:
         return NOT_TAKEN
     mebibytes = count_bytes / 2**20
@@ -172,4 +187,4 @@ def _size(count_bytes: int | None) -> str:
 
 
 def _copied(count_bytes: int | None, seconds: float | None) -> str:
-    return _size(count_bytes) + ("" if seconds is None else f" in {seconds:.2f} s")
+    return size(count_bytes) + ("" if seconds is None else f" in {seconds:.2f} s")

@@ -68,12 +68,14 @@ class Arrivals:
             there[start : after - run.start] = True
             start, last = int(there.argmin()), after - run.start
             before = store if start == last else None
-        if len(self.pending):
-            # What is on its way may begin behind the first gap.
-            for index in range(start, len(run)):
-                there[index] |= self.pending.begins_at(run, run.start + index) is not None
         behind = there[start:-1]
         stop = start + (int(behind.argmax()) if behind.any() else len(behind))
+        # Behind a window, or what was lost, more may be on its way than what follows in a row.
+        if len(self.pending) and (
+            self._catalog.has_holes or self._groups[run.group_index].window is not None
+        ):
+            ahead = range(start + 1, stop)
+            stop = next((at for at in ahead if self.pending.begins_at(run, run.start + at)), stop)
         return run.start + start, run.start + stop, before
 
     def complete(self, run: ChunkRun, places: Ids, done_count: int) -> bool:

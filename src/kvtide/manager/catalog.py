@@ -137,7 +137,9 @@ class Catalog(Departures):
         slots: np.ndarray,
         visit: int,
     ) -> None:
-        """Note that chunks of a group have become resident, and their whole prefix used.
+        """Note that chunks of a group have become resident, and their whole prefix used, in that tier.
+
+        In others nothing is used by it: what is copied down before it leaves has to leave next all the same.
 
         Args:
             tier: Where.
@@ -161,7 +163,8 @@ class Catalog(Departures):
             if tree.start[node] + tree.count[node] > begin:
                 offset = max(0, begin - tree.start[node])
                 self._put(tier, group, node, offset, end, slots, start, visit)
-        self._touch((nodes, end) if tree.node_count == node_count else tree.find(keys, end), visit)
+        path = (nodes, end) if tree.node_count == node_count else tree.find(keys, end)
+        self._touch(path, visit, (tier,))
         self._forget(tier)
 
     def check_invariants(self) -> None:
@@ -223,7 +226,7 @@ class Catalog(Departures):
             below_held = held
         return ends
 
-    def _touch(self, path: Path, visit: int) -> None:
+    def _touch(self, path: Path, visit: int, tiers: Sequence[int] | None = None) -> None:
         nodes, known = path
         if not nodes:
             return
@@ -232,7 +235,7 @@ class Catalog(Departures):
         if within < self.tree.count[last] and self._kept(last) > within:
             # What is used alone has a history of its own.
             nodes[-1] = self._split(last, within)
-        for tier in self._tiers:
+        for tier in self._tiers if tiers is None else tiers:
             policy = self._policies[tier]
             if policy is not None:
                 for node in reversed(nodes):

@@ -7,6 +7,7 @@ jobs or time.
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 
 import numpy as np
 
@@ -17,12 +18,14 @@ from kvtide.manager.cpu import HOST, CPUOffloadingManager
 from kvtide.manager.lower import Demotion, LowerTier
 
 PRIVATE_PROMPTS = 1 << 16
-"""Prompts that are known to stay out of tiers; no more names are kept."""
+"""Prompts that are known to stay out of tiers; beyond that, names of those host memory has forgotten go."""
 
-SAVED_AHEAD = 10
+SAVED_AHEAD = 8
 """What leaves host memory next is written where tiers want what is evicted: one slot in so many."""
 
 VICTIMS_PER_STEP = 64
+POSITIONS_PER_STEP = 8192
+"""Of so many victims one step looks at the prompts, and at so much of them: about two milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +66,7 @@ class Ladder:
     def __init__(self, host: CPUOffloadingManager, tiers: Sequence[LowerTier]) -> None:
         self.host = host
         self.tiers = tuple(tiers)
-        self._private: set[bytes] = set()  # first chunks of prompts that stay out of tiers
+        self._private: dict[bytes, None] = {}  # first chunks of prompts that stay out of tiers, oldest first
         self._skipped = False  # something was not written that is asked for at once
         self._saved_at = -1  # the epoch of host memory at the last look for victims
 
@@ -98,9 +101,8 @@ class Ladder:
             if tier.takes_writes and run.start <= start < stop:
                 first, last = start - run.start, stop - run.start
                 told = None if content is None else content.part(len(run), first, last)
-                taken = self._begin(
-                    writes, tier, run.between(start, stop), slots[first:last], ctx.visit, told
-                )
+                part = run.between(start, stop)
+                taken = self._begin(writes, tier, part, slots[first:last], ctx.visit, told)
             self._skipped = self._skipped or taken < stop - start
         return writes
 
@@ -136,13 +138,17 @@ class Ladder:
         if not tiers or policy is None or host.free_count >= margin or self._saved_at == host.residency_epoch:
             return writes
         passed: list[int] = []
-        while margin > 0 and len(passed) < VICTIMS_PER_STEP and (named := policy.victim()) is not None:
+        left = POSITIONS_PER_STEP
+        while margin > 0 < left and len(passed) < VICTIMS_PER_STEP and (named := policy.victim()) is not None:
             node = named[0]
             margin -= catalog.held(HOST, node)
-            keys = catalog.tree.prefix(node, catalog.held(HOST, node))
-            if keys[0] not in self._private:
-                for run in self._runs_along(keys):
-                    for tier in tiers:
+            # A tier that has a chunk has what is before it, unless some was lost.
+            lacking = [tier for tier in tiers if catalog.has_holes or catalog.lacks(tier.index, HOST, node)]
+            if lacking:
+                keys = catalog.tree.prefix(node, catalog.held(HOST, node))
+                left -= len(keys)
+                for run in self._runs_along(keys) if keys[0] not in self._private else ():
+                    for tier in lacking:
                         self._write_ready(writes, tier, run, -1, keep=True)
             policy.withdraw(node)
             passed.append(node)
@@ -162,10 +168,17 @@ class Ladder:
 
     def keep_out(self, run: ChunkRun) -> None:
         """Note a prompt whose chunks stay out of every tier below host memory."""
+        if not run:
+            return
+        first = run.positions(self.host.groups[run.group_index].stride)[0][0]
+        self._private.pop(first, None)
+        self._private[first] = None
         if len(self._private) > PRIVATE_PROMPTS:
-            self._private.clear()  # the worst is that a name is learnt again
-        if run:
-            self._private.add(run.positions(self.host.groups[run.group_index].stride)[0][0])
+            # As long as anything of a prompt is in host memory it must be known for what it is.
+            for name in list(islice(self._private, 2)):
+                del self._private[name]
+                if self.host.catalog.tree.find((name,), 1)[1]:
+                    self._private[name] = None
 
     # -- up -------------------------------------------------------------------------------------
 
@@ -220,17 +233,17 @@ class Ladder:
             tier.events = []
         return events
 
-    def before_reset(self) -> None:
-        """Announce that everything leaves every tier."""
+    def tell_removed(self) -> None:
+        """Tell whoever listens what a reset is about to take; before the catalog forgets."""
         for tier in self.tiers:
             tier.tell_removed()
 
-    def reset(self, keeps: bool) -> None:
-        """Forget everything: the catalog has; ``keeps``: tiers do not."""
+    def reset(self) -> None:
+        """Forget everything: the catalog has."""
         self._private.clear()
         self._saved_at = -1
         for tier in self.tiers:
-            tier.reset(keeps)
+            tier.reset()
 
     def check_invariants(self, idle: bool) -> None:
         """Check the books of every tier below host memory; see ``OffloadingManager.check_invariants``."""
@@ -303,6 +316,8 @@ class Ladder:
                 nearest[: len(places)][places >= 0] = tier
         if looks_back and not nearest.all():
             nearest = nearest[: int(nearest.argmin())]
+        if not len(nearest):
+            return []
         begins = np.flatnonzero(np.diff(nearest, prepend=-1)).tolist()
         return [
             Source(int(nearest[at]), run.between(run.start + at, run.start + end))

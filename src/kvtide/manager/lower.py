@@ -4,7 +4,7 @@ What leaves it is decided here and told to the ranks as keys to forget. Knows by
 ranks report; does not know slots of host memory, requests or media.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
@@ -24,6 +24,9 @@ RUNS_PER_STEP = 256
 ROOM_WANTED = 40
 """One byte in so many is freed ahead, so that the ranks have forgotten before they are to write."""
 
+
+MOST_RESERVED = 1 << 22
+"""Chunks for which the catalog has a place from the start; beyond that it grows, which copies it."""
 
 TICKETS = 1 << 30
 """Writes are known by numbers that come again after so many chunks."""
@@ -95,13 +98,10 @@ class LowerTier:
         self._record_bytes = (0,) * len(groups)
         self._capacity_bytes = 0
         self._ticket = 0
-        self._void: set[int] = set()  # writes of before a reset, by their first number
+        self._decided: set[OffloadKey] | None = None  # since ranks began to tell of an earlier life
         self._open_bytes = 0
         self._runs_left = RUNS_PER_STEP
         self._discards: list[OffloadKey] = []
-        self._written: set[OffloadKey] = set()  # since it was opened, while it tells what it holds
-        self._gone: set[OffloadKey] = set()  # meanwhile
-        self._is_warming = False
         self.serves = self.takes_writes = False
         self.events: list[OffloadingEvent] = []
 
@@ -121,6 +121,7 @@ class LowerTier:
         policy, largest = self._catalog.policy(self.index), max(self._record_bytes, default=0)
         if policy is not None and largest:
             policy.resize(self._capacity_bytes // largest)
+            self._catalog.reserve(min(self._capacity_bytes // largest, MOST_RESERVED))
 
     @property
     def is_open(self) -> bool:
@@ -178,7 +179,10 @@ class LowerTier:
         if not run:
             self._catalog.unpin(pin)
             return run, ids(())
-        places = self._numbers(len(run))
+        # The engine may take back the end of a prompt; its names are needed until the write has ended.
+        run, places = run.frozen(), self._numbers(len(run))
+        if self._decided is not None:
+            self._decided.update(run)
         parent = self._parent_of(run)
         if parent is not None:
             self._catalog.unpin(pin)
@@ -188,9 +192,6 @@ class LowerTier:
         self._arrivals.pending.add(store)
         self._counts[run.group_index] += len(run)
         self._open_bytes += cost * len(run)
-        if self._is_warming:
-            self._written.update(run)
-            self._gone.difference_update(run)
         return run, places
 
     def end_write(self, run: ChunkRun, places: Ids, done_count: int) -> None:
@@ -203,76 +204,48 @@ class LowerTier:
     def lose(self, run: ChunkRun, chunk_index: int) -> None:
         """Note that a chunk is not there, whatever the books say."""
         keys, _, _ = self._arrivals.positions(run)
+        chunk = run.between(chunk_index, chunk_index + 1)
         if self._catalog.lose(self.index, run.group_index, keys, chunk_index):
             self._counts[run.group_index] -= 1
             self._metrics.add("tier_lost_chunks", 1, self.plan.name)
-            key = run.between(chunk_index, chunk_index + 1)[0]
-            self._strike((key,))
+            self._discard(chunk)
             if self._with_events:
-                self.events.append(OffloadingEvent((key,), Medium.STORAGE, removed=True))
+                self.events.append(OffloadingEvent(tuple(chunk), Medium.STORAGE, removed=True))
+        elif self._decided is not None and self._lacking_of(chunk):
+            self._discard(chunk)  # whatever ranks tell of it still
+
+    def note_decisions(self, wanted: bool) -> None:
+        """Begin, or end, to remember what is written and forgotten, while ranks tell of an earlier life."""
+        self._decided = set() if wanted else None
 
     def found(self, run: ChunkRun, visit: int) -> int:
         """Take in chunks from an earlier life, whose parent is known; what is in the books stays as it is.
 
         Returns:
-            How many were new.
+            How many were new. What extends a chunk that has left again meanwhile is forgotten.
         """
-        keys, _, _ = self._arrivals.positions(run)
-        rest = run.between(0, run.stop) if self._looks_back[run.group_index] else run
-        count = 0
+        looks_back, count = self._looks_back[run.group_index], 0
+        rest = run.between(0, run.stop) if looks_back else run
         while rest:
-            start, stop, parent = self._arrivals.absent(rest)
+            start, stop, before = self._arrivals.absent(rest)
             if start == stop:
                 break
-            if start < run.start:
-                self.discard(run)  # what they extend has left again
+            end = start if start < run.start else self._undecided(run, start, stop)
+            if end > start:
+                self._take_in(run.between(start, end), visit, before if looks_back else None)
+                count += end - start
+            if end < stop and looks_back:
+                self.forget_found([run.between(at, at + 1)[0] for at in self._lacking_of(run)])
                 break
-            if self._gone:
-                left = (at for at in range(start, stop) if run.between(at, at + 1)[0] in self._gone)
-                if (first := next(left, stop)) < stop:
-                    # Told of before it left.
-                    if first == start and self._looks_back[run.group_index]:
-                        self.discard(run.between(start, run.stop))
-                        break
-                    if first == start:
-                        rest = rest.between(start + 1, rest.stop)
-                        continue
-                    stop = first
-            self._take_in(run.between(start, stop), keys, visit, parent)
-            count += stop - start
+            rest = rest.between(max(stop if end == stop else end + 1, start + 1), rest.stop)
+        self._metrics.add("tier_found_chunks", count, self.plan.name)
         return count
 
-    def _take_in(self, run: ChunkRun, keys: Sequence[bytes], visit: int, parent: PendingStore | None) -> None:
-        self._counts[run.group_index] += len(run)
-        if parent is not None and self._looks_back[run.group_index]:
-            # What they extend is being written anew: ready with that, and gone with it.
-            places = self._numbers(len(run))
-            self._arrivals.pending.add(PendingStore(run, places, visit, parent))
-            self._arrivals.complete(run, places, len(run))
-            return
-        places_there = np.zeros(len(run), dtype=np.int32)
-        self._catalog.insert(self.index, run.group_index, keys, run.start, places_there, visit)
-        if self._with_events:
-            self.events.append(OffloadingEvent(run, Medium.STORAGE, removed=False))
-
-    def _numbers(self, count: int) -> Ids:
-        places = ids(range(self._ticket, self._ticket + count))
-        self._ticket = (self._ticket + count) % TICKETS
-        return places
-
-    def discard(self, keys: Iterable[OffloadKey]) -> None:
-        """Have the ranks forget keys they told of; what has been written since is for the books to keep."""
-        self._strike([key for key in keys if key not in self._written])
-
-    def begin_warming(self) -> None:
-        """Note that ranks begin to tell what they hold; it takes a while, and writing goes on."""
-        self._is_warming = True
-        self._written, self._gone = set(), set()
-
-    def end_warming(self) -> None:
-        """Note that all is told, or will not be."""
-        self._is_warming = False
-        self._written, self._gone = set(), set()
+    def forget_found(self, keys: Sequence[OffloadKey]) -> None:
+        """Have the ranks forget what they told of, where nobody has decided on it since."""
+        if self._decided:
+            keys = [key for key in keys if key not in self._decided]
+        self._discard(keys)
 
     def take_discards(self) -> tuple[OffloadKey, ...]:
         """Hand out what the ranks are to forget."""
@@ -287,18 +260,13 @@ class LowerTier:
             self._evict(wanted)
 
     def tell_removed(self) -> None:
-        """Announce that all of it leaves."""
-        names = self._catalog.names(self.index) if self._with_events else []
-        if names:
+        """Tell whoever listens that nothing of it can be fetched any more; before the catalog forgets."""
+        if self._with_events and (names := self._catalog.names(self.index)):
             keys = PackedKeys(tuple(names), self._catalog.tree.width)
             self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
 
-    def reset(self, keeps: bool = False) -> None:
-        """Forget everything: the catalog has.
-
-        Args:
-            keeps: Of what is being written the tier keeps what it gets, and nobody knows of it.
-        """
+    def reset(self) -> None:
+        """Forget everything: the catalog has."""
         self._arrivals.forget()
         policy = self._catalog.policy(self.index)
         if policy is not None:
@@ -306,8 +274,6 @@ class LowerTier:
         pending = [0] * len(self._counts)
         for store in self._arrivals.pending:
             pending[store.run.group_index] += len(store.run)
-            if not keeps:
-                self._void.add(store.slots[0])
         self._counts = pending
         self._discards = []
         self._catalog.mask(self.index, self.serves)
@@ -365,7 +331,7 @@ class LowerTier:
         for group_index, names in gone.names:
             self._counts[group_index] -= len(names) // width
         keys = PackedKeys(tuple(gone.names), width)
-        self._strike(keys)
+        self._discard(keys)
         self._metrics.add("tier_evicted_chunks", gone.count, self.plan.name)
         if self._with_events:
             self.events.append(OffloadingEvent(keys, Medium.STORAGE, removed=True))
@@ -379,19 +345,53 @@ class LowerTier:
 
     def _now_free(self, store: PendingStore) -> None:
         self._counts[store.run.group_index] -= len(store.run)
-        if store.slots[0] in self._void:
-            self._void.discard(store.slots[0])
-        else:
-            # A rank may have kept what another has not, or what came too late to be of use.
-            rest = store.run
-            while rest and (missing := self.lacking(rest))[0] < missing[1]:
-                self._strike(rest.between(*missing))
-                rest = rest.between(missing[1], rest.stop)
+        # A rank may have kept what another has not, or what came too late to be of use. Where somebody else
+        # has written the same since, it stays.
+        self._discard([store.run.between(at, at + 1)[0] for at in self._lacking_of(store.run)])
 
-    def _strike(self, keys: Sequence[OffloadKey]) -> None:
+    def _take_in(self, run: ChunkRun, visit: int, before: PendingStore | None) -> None:
+        """Enter chunks that ranks have; behind a write that is under way they wait for it."""
+        self._counts[run.group_index] += len(run)
+        if before is not None:
+            store = PendingStore(run, self._numbers(len(run)), visit, before, copied=True)
+            self._arrivals.pending.add(store)
+            return
+        keys, _, _ = self._arrivals.positions(run)
+        places = np.zeros(len(run), dtype=np.int32)
+        self._catalog.insert(self.index, run.group_index, keys, run.start, places, visit)
+        if self._with_events:
+            self.events.append(OffloadingEvent(run, Medium.STORAGE, removed=False))
+
+    def _undecided(self, run: ChunkRun, start: int, stop: int) -> int:
+        """Find the first of some chunks on which somebody has decided since ranks began to tell."""
+        if self._decided:
+            for at in range(start, stop):
+                if run.between(at, at + 1)[0] in self._decided:
+                    return at
+        return stop
+
+    def _lacking_of(self, run: ChunkRun) -> list[int]:
+        """List the chunks of a run that it has not got and is not getting."""
+        found: list[int] = []
+        rest = run.between(0, run.stop) if self._looks_back[run.group_index] else run
+        while rest:
+            start, stop = self.lacking(rest)
+            found += range(max(start, run.start), stop)
+            if start == stop:
+                break
+            rest = rest.between(stop, rest.stop)
+        return found
+
+    def _discard(self, keys: Sequence[OffloadKey]) -> None:
         self._discards += keys
-        if self._is_warming:
-            self._gone.update(keys)
+        if self._decided is not None:
+            self._decided.update(keys)
+
+    def _numbers(self, count: int) -> Ids:
+        """Number chunks that are on their way."""
+        first = self._ticket
+        self._ticket = (first + count) % TICKETS
+        return ids(range(first, first + count))
 
     def _note_skipped(self, count: int, reason: str) -> None:
         if count:

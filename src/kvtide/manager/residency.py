@@ -149,6 +149,20 @@ class Residency:
         rows = self._reach[tier]
         return rows[0][node] if len(rows) == 1 else max(row[node] for row in rows)
 
+    def lacks(self, tier: int, other: int, node: int) -> bool:
+        """Whether a tier lacks anything of a node that another one has."""
+        entry, groups = self.tree.entry[node], len(self._groups)
+        end = entry + self.tree.count[node]
+        return any(
+            bool(
+                (
+                    (self._slots[other * groups + group][entry:end] != ABSENT)
+                    & (self._slots[tier * groups + group][entry:end] == ABSENT)
+                ).any()
+            )
+            for group in range(groups)
+        )
+
     # -- inside ---------------------------------------------------------------------------------
 
     def _resident(self, group: int, path: Path, start: int, stop: int, tiers: Sequence[int]) -> int:

@@ -2,9 +2,11 @@
 
 A record tells its parent and its place: prefixes are put together from records alone. Of a prompt of which
 some chunk is missing, what lies behind that is of no use and is forgotten. Knows records by name; serving
-goes on meanwhile, and what is written in between is found in the books already.
+goes on meanwhile, and what it has decided in between is left as it is.
 """
 
+import sys
+from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -15,23 +17,54 @@ from kvtide.keys import ChunkRun, OffloadKey, make_offload_key
 from kvtide.manager.catalog import CatalogGroup
 from kvtide.manager.lower import LowerTier
 
-RECORDS_PER_STEP = 512
-"""Records looked at in one step at most: about two milliseconds."""
+WORK_PER_STEP = 1000
+"""What one step does at most, in chunks that are put into the books: about two milliseconds."""
+
+TOLD, SORTED, PUT, FORGOTTEN = 0.5, 0.2, 1.0, 0.25
+"""What a record costs when it is told, sorted, put into the books and looked at in the end, in the same."""
+
+BATCH = 64
+"""Records that are handled between two looks at what a step has done."""
 
 BUCKETS = 64
 """Into so many ages prefixes are sorted, so that what was used last leaves last."""
 
-IN_BOOKS = 1
-FORGOTTEN = 2
+
+@dataclass(slots=True, eq=False)
+class _Segment:
+    """A part of a prompt that is its own, behind what it shares with another one.
+
+    Attributes:
+        above: What it branches off from.
+        start: Its first chunk.
+        names: Of its chunks.
+    """
+
+    above: "_Segment | None"
+    start: int
+    names: list[bytes]
+
+    def prefix(self, length: int) -> list[bytes]:
+        """List the names of a prompt's first ``length`` chunks."""
+        parts, segment, stop = [], self, length
+        while True:
+            parts.append(segment.names[: stop - segment.start])
+            if segment.above is None:
+                break
+            segment, stop = segment.above, segment.start
+        return [name for part in reversed(parts) for name in part]
 
 
 @dataclass(slots=True)
 class _Found:
-    """Of one group, by hash: parent, chunk index and when it was written."""
+    """Of one group, by hash: chunk index, when it was written, and the parent's hash, one after another.
 
-    records: dict[bytes, tuple[bytes | None, int, int]] = field(default_factory=dict)
+    As bytes, which the garbage collector passes over: a hundred thousand tuples would stop a step for long.
+    """
+
+    records: dict[bytes, bytes] = field(default_factory=dict)
     partly: dict[bytes, int] = field(default_factory=dict)  # ranks that have it, while some have not said
-    settled: dict[bytes, int] = field(default_factory=dict)
+    settled: dict[bytes, _Segment | None] = field(default_factory=dict)  # None: of no use
 
 
 class Warming:
@@ -41,6 +74,10 @@ class Warming:
         tier: Its books.
         groups: The KV cache groups.
         rank_count: Ranks that tell.
+
+    Attributes:
+        found_count: Chunks that were put into the books.
+        is_done: Nothing more is expected.
     """
 
     def __init__(self, tier: LowerTier, groups: Sequence[CatalogGroup], rank_count: int) -> None:
@@ -61,137 +98,163 @@ class Warming:
             expected: Whether anything will come.
         """
         self._generation = generation
+        self._pieces: deque[InventoryPiece] = deque()
         self._found = [_Found() for _ in self._groups]
         self._parents: set[bytes] = set()
         self._oldest_s = self._newest_s = 0
         self._lasts = 0
         self._visit = 0
-        self._work: Iterator[int] | None = None
+        self._work = self._all()
         self.is_done = not expected
-        if expected:
-            self._tier.begin_warming()
-        else:
-            self._tier.end_warming()
+        self._tier.note_decisions(expected)
 
     def take(self, piece: InventoryPiece) -> None:
-        """Take in what one rank says."""
-        if piece.generation != self._generation or self.is_done:
-            return
-        width = piece.hash_bytes
-        groups = np.frombuffer(piece.group_index, dtype=np.uint16).tolist()
-        indices = np.frombuffer(piece.chunk_index, dtype=np.uint32).tolist()
-        written = np.frombuffer(piece.written_at_s, dtype=np.uint64).tolist()
-        nothing = bytes(width)
-        for at, group in enumerate(groups):
-            if group >= len(self._found):
-                continue
-            name = piece.hashes[at * width : (at + 1) * width]
-            parent = piece.parent_hashes[at * width : (at + 1) * width]
-            found, wanted = self._found[group], piece.shard_counts[group]
-            if wanted > 1:
-                found.partly[name] = found.partly.get(name, 0) + 1
-                if found.partly[name] < wanted:
-                    continue
-                del found.partly[name]
-            found.records[name] = (None if parent == nothing else parent, indices[at], written[at])
-            if group == self._spine and parent != nothing:
-                self._parents.add(parent)
-        if written:
-            self._oldest_s = min(self._oldest_s, *written) if self._newest_s else min(written)
-            self._newest_s = max(self._newest_s, *written)
-        self._lasts += piece.last
+        """Take in what one rank says; it is looked at in ``step``."""
+        if piece.generation == self._generation and not self.is_done:
+            self._pieces.append(piece)
 
     def step(self) -> bool:
         """Go on for a bounded while; True when something has changed for readers."""
-        if self.is_done or self._lasts < self._rank_count:
+        if self.is_done:
             return False
-        if self._work is None:
-            self._work = self._all()
-        before, left = self.found_count, RECORDS_PER_STEP
+        before, left = self.found_count, float(WORK_PER_STEP)
         for cost in self._work:
             left -= cost
-            if left <= 0:
+            if left <= 0 or not cost:
                 break
         else:
             self.is_done = True
-            self._tier.end_warming()
-            self._found, self._parents = [_Found() for _ in self._groups], set()
+            self._tier.note_decisions(False)
         return self.found_count > before
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _all(self) -> Iterator[int]:
-        """Everything there is to do; yields what each bit of it has cost, in records."""
+    def _all(self) -> Iterator[float]:
+        """Everything there is to do; yields what each bit of it has cost, 0 when there is nothing yet."""
+        while self._lasts < self._rank_count or self._pieces:
+            if self._pieces:
+                yield from self._hear(self._pieces.popleft())
+            else:
+                yield 0.0
         if self._spine is not None:
-            records = self._found[self._spine].records
-            # No dictionary is iterated over that grows meanwhile: pieces come before this begins.
             leaves: list[list[bytes]] = [[] for _ in range(BUCKETS)]
-            span_s = max(1, self._newest_s - self._oldest_s)
-            for name, (_, _, written_at_s) in records.items():
-                if name not in self._parents:
-                    bucket = (written_at_s - self._oldest_s) * (BUCKETS - 1) // span_s
-                    leaves[bucket].append(name)
-                    yield 1
+            yield from self._sort(self._spine, leaves)
             for of_one_age in leaves:
                 for leaf in of_one_age:
-                    yield self._take_in(leaf)
+                    yield from self._take_in(self._spine, leaf)
         yield from self._forget_the_rest()
 
-    def _take_in(self, leaf: bytes) -> int:
-        """Put one prompt into the books, or have it forgotten; says what that has cost."""
-        spine = self._spine
-        assert spine is not None
-        found = self._found[spine]
-        names: list[bytes] = []
-        name: bytes | None = leaf
-        length = found.records[leaf][1] + 1
-        while name is not None and len(names) < length and name in found.records:
-            names.append(name)
-            name = found.records[name][0]
-        if name is not None or len(names) != length:
-            names = [one for one in names if one not in found.settled]
-            self._forget(spine, names)
-            return 1 + len(names)
-        names.reverse()
-        first = next((at for at, one in enumerate(names) if one not in found.settled), length)
-        self._visit -= 1
-        self._note(ChunkRun(names, spine, 1, first, length), names[first:], found)
-        for index, group in enumerate(self._groups):
-            if index != spine:
-                self._take_in_beside(index, group, names)
-        return 1 + length
-
-    def _take_in_beside(self, index: int, group: CatalogGroup, names: list[bytes]) -> None:
-        """Put what another group has along a prompt into the books."""
-        found = self._found[index]
-        ends = names[group.stride - 1 :: group.stride]
-        start = 0
-        while found.records and start < len(ends):
-            if ends[start] not in found.records:
-                if group.window is None:
-                    return
-                start += 1
+    def _hear(self, piece: InventoryPiece) -> Iterator[float]:
+        """Note what one rank says."""
+        width, hashes, parents = piece.hash_bytes, piece.hashes, piece.parent_hashes
+        groups = np.frombuffer(piece.group_index, dtype=np.uint16).tolist()
+        indices, written, nothing = piece.chunk_index, piece.written_at_s, bytes(width)
+        for at, group in enumerate(groups):
+            if not at % BATCH:
+                yield BATCH * TOLD
+            if group >= len(self._found):
                 continue
-            stop = start + 1
-            while stop < len(ends) and ends[stop] in found.records:
-                stop += 1
-            part = [one for one in ends[start:stop] if one not in found.settled]
-            if part:
-                self._note(ChunkRun(names, index, group.stride, start, stop), part, found)
-            start = stop
+            name = hashes[at * width : (at + 1) * width]
+            found, wanted = self._found[group], piece.shard_counts[group]
+            if wanted > 1:
+                said = found.partly.get(name, 0) + 1
+                if said < wanted:
+                    found.partly[name] = said
+                    continue
+                found.partly.pop(name, None)
+            parent = parents[at * width : (at + 1) * width]
+            found.records[name] = indices[4 * at : 4 * at + 4] + written[8 * at : 8 * at + 8] + parent
+            if group == self._spine and parent != nothing:
+                self._parents.add(parent)
+        if written:
+            times = np.frombuffer(written, dtype=np.uint64)
+            self._oldest_s = min(self._oldest_s or int(times.min()), int(times.min()))
+            self._newest_s = max(self._newest_s, int(times.max()))
+        self._lasts += piece.last
 
-    def _note(self, run: ChunkRun, names: Sequence[bytes], found: _Found) -> None:
+    def _sort(self, spine: int, leaves: list[list[bytes]]) -> Iterator[float]:
+        """Put what nothing extends into ``leaves``, by age."""
+        span_s = max(1, self._newest_s - self._oldest_s)
+        for at, (name, record) in enumerate(self._found[spine].records.items()):
+            if not at % BATCH:
+                yield BATCH * SORTED
+            if name not in self._parents:
+                written_at_s = int.from_bytes(record[4:12], sys.byteorder)
+                leaves[(written_at_s - self._oldest_s) * (BUCKETS - 1) // span_s].append(name)
+
+    def _take_in(self, spine: int, leaf: bytes) -> Iterator[float]:
+        """Put one prompt into the books, or have it forgotten."""
+        found = self._found[spine]
+        own: list[bytes] = []
+        name: bytes | None = leaf
+        index = _place_of(found.records[leaf])
+        # A record that stands where it cannot is none; with that no chain of parents is endless.
+        while name is not None and name not in found.settled:
+            record = found.records.get(name)
+            if record is None or _place_of(record) != index:
+                break
+            own.append(name)
+            parent = record[12:]
+            name, index = parent if any(parent) else None, index - 1
+            if not len(own) % BATCH:
+                yield BATCH * TOLD
+        above = None if name is None else found.settled.get(name)
+        if index >= 0 if name is None else above is None or _place_of(found.records[name]) != index:
+            found.settled.update(dict.fromkeys(own))
+            self._tier.forget_found([make_offload_key(one, spine) for one in own])
+            yield FORGOTTEN * (1 + len(own))
+            return
+        own.reverse()
+        segment = _Segment(above, index + 1, own)
+        found.settled.update(dict.fromkeys(own, segment))
+        names = segment.prefix(index + 1 + len(own))
+        self._visit -= 1
+        for start in range(index + 1, len(names), 4 * BATCH):
+            stop = min(start + 4 * BATCH, len(names))
+            self._put(ChunkRun(names, spine, 1, start, stop))
+            for other, group in enumerate(self._groups):
+                if other != spine:
+                    self._put_beside(other, group, names, start, stop)
+            yield PUT * (10 + stop - start)
+
+    def _put_beside(self, index: int, group: CatalogGroup, names: list[bytes], start: int, stop: int) -> None:
+        """Put what another group has along positions ``[start, stop)`` of a prompt into the books."""
+        found, first = self._found[index], -1
+        last = stop // group.stride
+        for chunk in range(start // group.stride, last + 1):
+            name = names[(chunk + 1) * group.stride - 1] if chunk < last else b""
+            record = found.records.get(name)
+            if record is not None and _place_of(record) == chunk and name not in found.settled:
+                found.settled[name] = None
+                first = chunk if first < 0 else first
+            elif first >= 0:
+                self._put(ChunkRun(names, index, group.stride, first, chunk))
+                first = -1
+
+    def _put(self, run: ChunkRun) -> None:
         self.found_count += self._tier.found(run, self._visit)
-        found.settled.update(dict.fromkeys(names, IN_BOOKS))
 
-    def _forget(self, group_index: int, names: Sequence[bytes]) -> None:
-        self._found[group_index].settled.update(dict.fromkeys(names, FORGOTTEN))
-        self._tier.discard([make_offload_key(name, group_index) for name in names])
+    def _forget_the_rest(self) -> Iterator[float]:
+        """Have forgotten what is part of no prompt, or what not every rank has; and let go of it all.
 
-    def _forget_the_rest(self) -> Iterator[int]:
-        """Have forgotten what is part of no prompt, or what not every rank has."""
+        A little at a time: to free a large dictionary at once takes long.
+        """
         for index, found in enumerate(self._found):
-            for name in (*found.records, *found.partly):
-                if name not in found.settled:
-                    self._tier.discard([OffloadKey(make_offload_key(name, index))])
-                yield 1
+            for known in (found.records, found.partly):
+                while known:
+                    rest: list[OffloadKey] = []
+                    for _ in range(min(BATCH, len(known))):
+                        name, _ = known.popitem()
+                        if name not in found.settled:
+                            rest.append(make_offload_key(name, index))
+                        found.settled.pop(name, None)
+                    self._tier.forget_found(rest)
+                    yield BATCH * FORGOTTEN
+        while self._parents:
+            self._parents.pop()
+            yield FORGOTTEN / 4
+
+
+def _place_of(record: bytes) -> int:
+    """Where a chunk stands in its prompt, as its record says."""
+    return int.from_bytes(record[:4], sys.byteorder)

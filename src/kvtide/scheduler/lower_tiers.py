@@ -99,6 +99,7 @@ class LowerTiers:
         for warming in self._warming.values():
             if warming.step():
                 self._ladder.host.residency_epoch += 1
+        self._promotions.keep_what_has_come()
         self._demotions.end_step()
         self._ladder.keep_room()
         self._promotions.plan()
@@ -131,16 +132,17 @@ class LowerTiers:
                     self._promotions.ended(hop, hop.what)
             elif not hop.owing:
                 self._demotions.ended(hop, hop.what)
+        self._promotions.keep_what_has_come()
 
     # -- the rest -------------------------------------------------------------------------------
 
     def before_reset(self) -> None:
-        """Announce that everything leaves, while the catalog still knows what that is."""
-        self._ladder.before_reset()
+        """Tell whoever listens what is about to be forgotten."""
+        self._ladder.tell_removed()
 
     def reset(self, states: Iterable[RequestOffloadState]) -> None:
         """Forget everything: the catalog has. Tiers that keep what they hold tell of it anew."""
-        self._ladder.reset(self._keeps)
+        self._ladder.reset()
         self._promotions.reset(states)
         for warming in self._warming.values():
             warming.begin(self._ladder.host.generation, expected=self._keeps)

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from kvtide.geometry import GroupGeometry, KVGeometry, chunks_needed
 from kvtide.jobs import JobId, OffloadPolicy, PartFate
+from kvtide.keys import ChunkRun
 from kvtide.manager.ladder import Ladder, Source
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.below import BelowJobs, OpenHop, Promotion
@@ -18,8 +19,8 @@ from kvtide.scheduler.lookup import readable_tokens
 from kvtide.scheduler.open_jobs import HeldChunks
 from kvtide.scheduler.state import Kept, RequestOffloadState, SchedulerOffloadConfig
 
-PIECE_CHUNKS = 64
-PIECE_BYTES = 16 << 20
+PIECE_CHUNKS = 16
+PIECE_BYTES = 8 << 20
 """One job brings so much at most: what has come can be used while the rest is late."""
 
 ATTEMPTS = 3
@@ -56,6 +57,7 @@ class Promotions:
         self._holds = holds
         self._metrics = metrics
         self._waiting: dict[str, RequestOffloadState] = {}
+        self._coming: dict[str, RequestOffloadState] = {}
         self._open: dict[JobId, Promotion] = {}
         self._open_count = self._kept_count = 0  # chunks
         self._cancelled: set[JobId] = set()
@@ -86,7 +88,8 @@ class Promotions:
         for handle in kept.handles:
             self._ladder.host.let_go(handle)
         self._kept_count -= kept.chunk_count
-        kept.handles, kept.chunk_count = [], 0
+        kept.handles, kept.coming, kept.chunk_count = [], [], 0
+        self._coming.pop(state.request.request_id, None)
         # What has not begun by now has nobody waiting for it.
         self._cancelled |= kept.jobs
         kept.jobs = set()
@@ -127,15 +130,24 @@ class Promotions:
         if job_id in state.below.jobs:
             state.below.jobs.discard(job_id)
             if done:
-                state.below.handles.append(self._ladder.host.keep(run))
                 state.below.chunk_count += done
                 self._kept_count += done
+                self._keep(state, run.between(run.start, run.start + done))
+
+    def keep_what_has_come(self) -> None:
+        """Keep what had to wait for what it extends, now that this may be there."""
+        for name, state in list(self._coming.items()):
+            del self._coming[name]
+            runs, state.below.coming = state.below.coming, []
+            for run in runs:
+                self._keep(state, run)
 
     def reset(self, states: Iterable[RequestOffloadState]) -> None:
         """Forget who waits: nothing is below any more, and nothing is kept."""
         for state in states:
             state.below = Kept()
         self._waiting.clear()
+        self._coming.clear()
         self._kept_count = 0
 
     def check_invariants(self) -> None:
@@ -147,6 +159,18 @@ class Promotions:
         assert self._kept_count >= 0, f"{self._kept_count} chunks are kept"
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _keep(self, state: RequestOffloadState, run: ChunkRun) -> None:
+        """Keep chunks that were brought back until their request has read them."""
+        found = self._ladder.host.lookup(run, state.context)
+        if found.ready_count == len(run):
+            state.below.handles.append(self._ladder.host.keep(run))
+        elif found.later:
+            state.below.coming.append(run)
+            self._coming[state.request.request_id] = state
+        else:
+            state.below.chunk_count -= len(run)
+            self._kept_count -= len(run)
 
     def _may_want(self, state: RequestOffloadState) -> bool:
         request = state.request
@@ -179,7 +203,8 @@ class Promotions:
         begun = False
         for group in geometry.groups:
             needed = chunks_needed(group, 0, below)
-            wanted = group.run(state.request.block_hashes, needed.start, needed.stop)
+            # The engine may take back the end of a prompt before all has come.
+            wanted = group.run(state.request.block_hashes, needed.start, needed.stop).frozen()
             for source in self._ladder.sources(wanted):
                 begun |= self._bring(state, group, source)
         state.below.attempts += begun

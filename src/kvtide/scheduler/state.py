@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from kvtide.geometry import GroupGeometry, KVGeometry
 from kvtide.jobs import JobId, ReqContext
+from kvtide.keys import ChunkRun
 from kvtide.manager.base import Refusal
 from kvtide.scheduler.engine import EngineRequest
 from kvtide.scheduler.limits import UNLIMITED, RequestLimits
@@ -108,7 +109,8 @@ class Kept:
 
     Attributes:
         handles: Of prefixes that were brought back for it and stay until it has read them.
-        chunk_count: Chunks of those.
+        coming: What was brought back for it behind what others bring: kept as soon as that has come.
+        chunk_count: Chunks of both.
         jobs: Open promotions that were begun for it.
         epoch: Of residency, when it was last looked at.
         attempts: Times promotions were begun.
@@ -116,6 +118,7 @@ class Kept:
     """
 
     handles: list[int] = field(default_factory=list)
+    coming: list[ChunkRun] = field(default_factory=list)
     chunk_count: int = 0
     jobs: set[JobId] = field(default_factory=set)
     epoch: int = -1

@@ -4,7 +4,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from kvtide.errors import CorruptRecordError, TierFullError
+from kvtide.errors import ConfigError, CorruptRecordError, TierFullError
 from kvtide.keys import OffloadKey
 from kvtide.tiers.base import PrivateTier, TierPlace, Written
 from kvtide.tiers.records import (
@@ -54,6 +54,8 @@ class MemoryTier(PrivateTier):
 
     @classmethod
     def build(cls, place: TierPlace) -> Self:
+        if place.options:
+            raise ConfigError("tiers.options", dict(place.options), "MemoryTier has none")
         return cls(place.identity, place.limit_bytes)
 
     def open(self) -> None:

@@ -11,17 +11,22 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Self
 
-from kvtide.errors import CorruptRecordError, TierError, TierFullError, TierUnavailableError
+from kvtide.errors import ConfigError, CorruptRecordError, TierError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey
-from kvtide.tiers.base import PrivateTier, Written
+from kvtide.tiers.base import PrivateTier, TierPlace, Written
+from kvtide.tiers.disk_entries import DiskEntries
 from kvtide.tiers.disk_folder import FolderLock, folder_of_rank
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.disk_opening import opened
 from kvtide.tiers.records import ChunkName, RecordHeader, RecordIdentity, next_generation, pack, unpack
-from kvtide.tiers.slabs import Place, Slabs, slot_bytes_of
+from kvtide.tiers.slabs import ROW_BYTES, Place, Slabs, slot_bytes_of
 
 logger = logging.getLogger(__name__)
+
+INDEX_BYTES = 4 << 20
+"""Of the limit, for what the index takes beside its rows."""
 
 RECLAIMED_PER_WRITE = 64
 """Slots of an earlier generation that a write gives back beside its own work."""
@@ -33,7 +38,8 @@ class DiskTier(PrivateTier):
     Args:
         folder: Of the instance; made with mode 0700 when it is not there.
         identity: Of this rank's records.
-        limit_bytes: Of this rank's slab files; never exceeded.
+        limit_bytes: Of this rank's files, the index among them; never exceeded (below 64 MiB the index may
+            take a few MiB more).
         reserve_bytes: Free space of the file system that is never used.
         direct: Go past the page cache where the file system lets us.
         rank: Of this worker; its records are in a folder of their own.
@@ -57,12 +63,14 @@ class DiskTier(PrivateTier):
         read_by_others: bool = False,
     ) -> None:
         self._identity = identity
-        self._limit_bytes, self._reserve_bytes, self._direct = limit_bytes, reserve_bytes, direct
+        self._limit_bytes = limit_bytes - min(INDEX_BYTES, limit_bytes // 16)
+        self._reserve_bytes, self._direct = reserve_bytes, direct
         self._read_by_others = read_by_others
         self._folder = folder_of_rank(folder, rank)
         self._lock = FolderLock(folder, rank)
         self._changed = threading.Condition()
-        self._entries: dict[OffloadKey, Place] = {}
+        self._entries = DiskEntries()
+        self._former: list[DiskEntries] = []  # of before resets of this run
         self._used_bytes = 0
         self._stale: list[Place] = []  # of earlier generations
         self._spare: deque[Place] = deque()  # of other fingerprints, the oldest first
@@ -77,6 +85,16 @@ class DiskTier(PrivateTier):
         self._owners: frozenset[int] = frozenset()
         self._opened = False
 
+    @classmethod
+    def build(cls, place: TierPlace) -> Self:
+        """From ``{"folder": path}``, and if need be ``reserve_bytes`` and ``direct``."""
+        known = {"folder", "reserve_bytes", "direct"}
+        if "folder" not in place.options or not place.options.keys() <= known:
+            raise ConfigError("tiers.options", dict(place.options), f"folder is needed, of {sorted(known)}")
+        options = {name: value for name, value in place.options.items() if name != "folder"}
+        folder = Path(place.options["folder"])
+        return cls(folder, place.identity, place.limit_bytes, rank=place.rank, **options)
+
     def open(self) -> None:
         slabs = Slabs(self._folder, self._limit_bytes, self._reserve_bytes, self._direct)
         try:
@@ -90,8 +108,12 @@ class DiskTier(PrivateTier):
         self._slabs, self._index = slabs, index
         self._owners, self.generation = found.owners, found.generation
         self._entries, self._stale, self._spare = found.entries, found.stale, deque(found.spare)
-        self._used_bytes = sum(slot_bytes_of(place.payload_bytes) for place in found.entries.values())
+        self._used_bytes = sum(self.record_bytes(place.payload_bytes) for place in found.entries.values())
         self._opened = True
+        while slabs.allocated_bytes > self._limit_bytes:  # which was higher in an earlier run
+            if not (given := self._taken_stale(RECLAIMED_PER_WRITE) or self._oldest_spare()):
+                break  # what is left is evicted by whoever decides on that
+            self._free(given)
 
     # -- the contract -----------------------------------------------------------------------------
 
@@ -141,8 +163,8 @@ class DiskTier(PrivateTier):
 
     def begin_generation(self, trusted: bool = False) -> None:
         with self._changed:
-            self._stale += self._entries.values()
-            self._entries, self._used_bytes = {}, 0
+            self._former.append(self._entries)
+            self._entries, self._used_bytes = DiskEntries(), 0
             self.generation = next_generation(self.generation, trusted)
             generation = self.generation
         self._index.set_generation(self._owners, generation)
@@ -177,7 +199,7 @@ class DiskTier(PrivateTier):
         return self._used_bytes
 
     def record_bytes(self, payload_bytes: int) -> int:
-        return slot_bytes_of(payload_bytes)
+        return slot_bytes_of(payload_bytes) + ROW_BYTES
 
     # -- inside -----------------------------------------------------------------------------------
 
@@ -193,7 +215,7 @@ class DiskTier(PrivateTier):
         with self._changed:
             if generation == self.generation:
                 self._entries[name.key] = place
-                self._used_bytes += slot_bytes_of(place.payload_bytes)
+                self._used_bytes += self.record_bytes(place.payload_bytes)
             else:
                 self._stale.append(place)
 
@@ -203,29 +225,46 @@ class DiskTier(PrivateTier):
             try:
                 return self._slabs.take(payload_bytes)
             except TierFullError:
-                given = self._taken_stale(RECLAIMED_PER_WRITE) or self._taken_spare(
-                    slot_bytes_of(payload_bytes)
-                )
+                given = self._taken_stale(RECLAIMED_PER_WRITE) or self._taken_spare(payload_bytes)
                 if not given:
                     raise
                 self._free(given)
 
     def _taken_stale(self, count: int) -> list[Place]:
         with self._changed:
-            taken, self._stale = self._stale[-count:], self._stale[:-count]
+            taken = [self._stale.pop() for _ in range(min(count, len(self._stale)))]
+            while self._former and len(taken) < count:
+                taken += self._former[-1].take(count - len(taken))
+                if not self._former[-1]:
+                    self._former.pop()
         return taken
 
-    def _taken_spare(self, byte_count: int) -> list[Place]:
-        taken: list[Place] = []
+    def _oldest_spare(self) -> list[Place]:
         with self._changed:
-            while self._spare and byte_count > 0:
+            return [self._spare.popleft()] if self._spare else []
+
+    def _taken_spare(self, payload_bytes: int) -> list[Place]:
+        """Choose records of other fingerprints that make room, the oldest first; none when they cannot."""
+        missing_bytes = self._slabs.missing_bytes(payload_bytes)
+        with self._changed:
+            spare_bytes = sum(self.record_bytes(place.payload_bytes) for place in self._spare)
+            if missing_bytes is None or missing_bytes > spare_bytes:
+                # Others have taken the room: only a slot of the very size is of use.
+                chosen = next((one for one in self._spare if one.payload_bytes == payload_bytes), None)
+                taken = [] if chosen is None else [chosen]
+                self._spare = deque(one for one in self._spare if one != chosen)
+                return taken
+            taken = []
+            while self._spare and missing_bytes > 0:
                 taken.append(self._spare.popleft())
-                byte_count -= slot_bytes_of(taken[-1].payload_bytes)
+                missing_bytes -= self.record_bytes(taken[-1].payload_bytes)
+                if taken[-1].payload_bytes == payload_bytes:
+                    break
         return taken
 
     def _taken_out(self, key: OffloadKey) -> Place:
         place = self._entries.pop(key)
-        self._used_bytes -= slot_bytes_of(place.payload_bytes)
+        self._used_bytes -= self.record_bytes(place.payload_bytes)
         return place
 
     def _forget(self, key: OffloadKey, place: Place) -> None:

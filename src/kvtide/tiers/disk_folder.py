@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import time
+from dataclasses import dataclass
 from pathlib import Path
 
 from kvtide.errors import ConfigError, TierUnavailableError
@@ -23,6 +24,36 @@ LOCK_ATTEMPTS = 5
 def folder_of_rank(folder: Path, rank: int) -> Path:
     """Where a rank keeps its records."""
     return folder / f"rank-{rank}"
+
+
+@dataclass(frozen=True, slots=True)
+class DiskRoom:
+    """The file system that a folder is or would be on.
+
+    Attributes:
+        folder: As given.
+        free_bytes: What is free there, for whoever asks.
+        total_bytes: Its size.
+    """
+
+    folder: str
+    free_bytes: int
+    total_bytes: int
+
+
+def room_at(folder: Path) -> DiskRoom:
+    """Look at where a folder is or would be made; nothing is made.
+
+    Raises:
+        ConfigError: It could not be made or written to.
+    """
+    there = folder.absolute()
+    while not there.exists() and there != there.parent:
+        there = there.parent
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        raise ConfigError("disk", str(folder), f"cannot be used: {there} is no folder that may be written to")
+    status = os.statvfs(there)
+    return DiskRoom(str(folder), status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize)
 
 
 class FolderLock:

@@ -6,6 +6,9 @@ read proves itself, and a file that cannot be read at all is made anew from the 
 rows of several fingerprints; does not know which of them are served.
 """
 
+import contextlib
+import functools
+import itertools
 import sqlite3
 import threading
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -20,6 +23,13 @@ from kvtide.tiers.slabs import Place
 FILE_NAME = "index.sqlite"
 VERSION = 2
 """Of the tables; a file of another one is made anew."""
+
+SQL_ERRORS = (sqlite3.Error, ValueError, OverflowError)
+"""What comes out of a file that may be damaged; its messages quote it and need not be text."""
+
+PAGE_BYTES = 4096
+LOG_PAGES = 256
+"""After which what was logged goes into the file: the log counts against the limit of the disk."""
 
 ROWS_AT_ONCE = 4096
 """Read under one hold of the lock, so that writes go on between."""
@@ -77,7 +87,7 @@ class DiskIndex:
             self._rows = sqlite3.connect(self._path, check_same_thread=False, isolation_level=None)
             self._rows.text_factory = bytes
             self._prepare()
-        except (OSError, sqlite3.Error) as error:
+        except (OSError, *SQL_ERRORS) as error:
             raise TierUnavailableError(f"{self._path}: {error}") from None
 
     def owner_of(self, fingerprint: bytes, shard: Shard) -> int:
@@ -94,9 +104,9 @@ class DiskIndex:
                 [(*named, _packed(0))],
             )
             found = self._all("SELECT number FROM owners WHERE fingerprint = ? AND shard = ?", named)
-            if len(found) != 1:
+            if len(found) != 1 or type(found[0][0]) is not int:
                 raise TierUnavailableError(f"{self._path}: is damaged")
-            known = self._owners[fingerprint, shard] = int(found[0][0])
+            known = self._owners[fingerprint, shard] = found[0][0]
         return known
 
     def generation_of(self, owners: Collection[int]) -> int:
@@ -111,15 +121,20 @@ class DiskIndex:
         return latest(int.from_bytes(known[owner], "big") for owner in owners)
 
     def set_generation(self, owners: Collection[int], generation: int) -> None:
-        """Remember a generation.
+        """Remember a generation, whatever happens.
 
         Raises:
             TierError: The file cannot be written.
         """
-        self._run(
-            "UPDATE owners SET generation = ? WHERE number = ?",
-            [(_packed(generation), owner) for owner in owners],
-        )
+        # A row that is lost with the power costs a record; a reset that is lost would serve many.
+        self._run("PRAGMA synchronous = FULL", [()])
+        try:
+            self._run(
+                "UPDATE owners SET generation = ? WHERE number = ?",
+                [(_packed(generation), owner) for owner in owners],
+            )
+        finally:
+            self._run("PRAGMA synchronous = NORMAL", [()])
 
     def set_facts(self, facts: dict[str, bytes]) -> None:
         """Remember what readers in other processes want to know."""
@@ -138,8 +153,12 @@ class DiskIndex:
         self._run(_PUT, [self._row(place, header)])
 
     def put_all(self, rows: Iterable[tuple[Place, RecordHeader]]) -> None:
-        """Note many at once."""
-        self._run(_PUT, [self._row(place, header) for place, header in rows])
+        """Note many, piece by piece: what is noted at once is logged at once."""
+        waiting = iter(rows)
+        while piece := [
+            self._row(place, header) for place, header in itertools.islice(waiting, ROWS_AT_ONCE)
+        ]:
+            self._run(_PUT, piece)
 
     def remove(self, places: Iterable[Place]) -> None:
         """Note that slots hold nothing.
@@ -183,11 +202,18 @@ class DiskIndex:
         self._rows.execute("PRAGMA journal_mode = WAL")
         # A commit is in the kernel's hands, not on the disk: enough for a process that dies.
         self._rows.execute("PRAGMA synchronous = NORMAL")
+        self._rows.execute(f"PRAGMA wal_autocheckpoint = {LOG_PAGES}")
+        self._rows.execute(f"PRAGMA journal_size_limit = {LOG_PAGES * PAGE_BYTES}")
         (version,) = self._rows.execute("PRAGMA user_version").fetchone()
         (tables,) = self._rows.execute("SELECT count(*) FROM sqlite_schema").fetchone()
         if tables and version != VERSION:
             raise TierUnavailableError(f"{self._path}: tables of version {version}, where {VERSION} is known")
         self._rows.executescript(f"{_TABLES} PRAGMA user_version = {VERSION};")
+        if not _tables_of(self._rows) <= _known_tables():
+            raise TierUnavailableError(f"{self._path}: tables that are not ours")
+        (answer,) = self._rows.execute("PRAGMA quick_check(1)").fetchone()
+        if answer != b"ok":
+            raise TierUnavailableError(f"{self._path}: {answer.decode(errors='replace')}")
 
     def _row(self, place: Place, header: RecordHeader) -> tuple[object, ...]:
         return (
@@ -224,7 +250,7 @@ class DiskIndex:
         with self._lock:
             try:
                 return self._rows.execute(statement, values).fetchall()
-            except (sqlite3.Error, OverflowError) as error:
+            except SQL_ERRORS as error:
                 raise TierUnavailableError(f"{self._path}: {error}") from None
 
     def _run(self, statement: str, rows: Sequence[Sequence[object]]) -> None:
@@ -237,14 +263,27 @@ class DiskIndex:
                 with self._rows:
                     self._rows.execute("BEGIN")
                     self._rows.executemany(statement, rows)
-            except sqlite3.Error as error:
+            except SQL_ERRORS as error:
                 raise _told(self._path, error) from None
+
+
+def _tables_of(rows: sqlite3.Connection) -> set[Any]:
+    return {text for (text,) in rows.execute("SELECT sql FROM sqlite_schema WHERE sql NOT NULL")}
+
+
+@functools.cache
+def _known_tables() -> set[Any]:
+    """As SQLite notes them down; a flipped bit there is a column of another name."""
+    with contextlib.closing(sqlite3.connect(":memory:")) as rows:
+        rows.text_factory = bytes
+        rows.executescript(f"{_TABLES} {_BY_KEY};")
+        return _tables_of(rows)
 
 
 def _packed(generation: int) -> bytes:
     return generation.to_bytes(8, "big")
 
 
-def _told(path: Path, error: sqlite3.Error) -> TierError:
+def _told(path: Path, error: Exception) -> TierError:
     full = getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_FULL
     return (TierFullError if full else TierUnavailableError)(f"{path}: {error}")

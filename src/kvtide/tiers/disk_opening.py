@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtide.errors import TierError, TierUnavailableError
-from kvtide.keys import OffloadKey
+from kvtide.tiers.disk_entries import DiskEntries
 from kvtide.tiers.disk_index import FILE_NAME, DiskIndex
 from kvtide.tiers.records import (
     RecordHeader,
@@ -38,7 +38,7 @@ class Contents:
 
     owners: frozenset[int]
     generation: int
-    entries: dict[OffloadKey, Place] = field(default_factory=dict)
+    entries: DiskEntries = field(default_factory=DiskEntries)
     stale: list[Place] = field(default_factory=list)
     spare: list[Place] = field(default_factory=list)
 

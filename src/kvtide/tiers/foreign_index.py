@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from kvtide.errors import TierUnavailableError
 from kvtide.keys import OffloadKey
-from kvtide.tiers.disk_index import FILE_NAME
+from kvtide.tiers.disk_index import FILE_NAME, SQL_ERRORS
 from kvtide.tiers.slabs import Place
 
 _FACT = "(SELECT value FROM facts WHERE name = '{}')"
@@ -72,7 +72,7 @@ class ForeignIndex:
         with self._lock:
             try:
                 row = self._rows.execute("SELECT value FROM facts WHERE name = 'session'").fetchone()
-            except sqlite3.Error as error:
+            except SQL_ERRORS as error:
                 raise TierUnavailableError(f"{self._path}: {error}") from None
         if row is None or not isinstance(row[0], bytes):
             raise TierUnavailableError(f"{self._path}: not opened yet")
@@ -87,7 +87,7 @@ class ForeignIndex:
         with self._lock:
             try:
                 rows = self._rows.execute(_FIND, (key, fingerprint)).fetchall()
-            except sqlite3.Error as error:
+            except SQL_ERRORS as error:
                 raise TierUnavailableError(f"{self._path}: {error}") from None
         return [
             Found(Place(payload_bytes, slot), _number(generation), session, _number(resets))

@@ -31,6 +31,9 @@ PIECE_BYTES = 64 << 20
 PIECES = 64
 """Into so many pieces at least the limit is shared out among classes."""
 
+ROW_BYTES = 512
+"""What the index takes for a slot, at most: the limit is of both."""
+
 SHORT_REST_S = 30.0
 """After growth has failed; others may have made room by then."""
 
@@ -70,7 +73,11 @@ class _Class:
 
     @property
     def allocated_bytes(self) -> int:
-        return (self.slot_count - len(self.holes)) * self.slot_bytes
+        return (self.slot_count - len(self.holes)) * self.cost_bytes
+
+    @property
+    def cost_bytes(self) -> int:
+        return self.slot_bytes + ROW_BYTES
 
 
 class Slabs:
@@ -78,7 +85,7 @@ class Slabs:
 
     Args:
         folder: Where they are; exists.
-        limit_bytes: Of all files together; never exceeded.
+        limit_bytes: Of all files and their rows in the index together; never exceeded.
         reserve_bytes: Free space of the file system that is never used.
         direct: Go past the page cache where the file system lets us.
         read_only: Of somebody else, who writes them meanwhile.
@@ -103,6 +110,7 @@ class Slabs:
         self._lock = threading.Lock()
         self._local = threading.local()
         self._classes: dict[int, _Class] = {}
+        self._punches = True  # until the file system says that it cannot
         self._attainable_bytes = limit_bytes
         self._short_until_s = 0.0  # until when growth is not expected to go further than that
         for path in sorted(folder.glob("slab-*")):
@@ -111,7 +119,7 @@ class Slabs:
 
     @property
     def allocated_bytes(self) -> int:
-        """Of all files, without their holes."""
+        """Of all files, without their holes, and with their rows in the index."""
         return sum(one.allocated_bytes for one in list(self._classes.values()))
 
     @property
@@ -147,10 +155,27 @@ class Slabs:
                 self._grow(one)
             return Place(payload_bytes, one.free.pop())
 
+    def missing_bytes(self, payload_bytes: int) -> int | None:
+        """Tell how much would have to come free in other classes before there is a slot in this one.
+
+        Returns:
+            At most 0 when there is room; None when nothing that comes free there would help.
+        """
+        with self._lock:
+            one = self._class_of(payload_bytes)
+            if one.free:
+                return 0
+            lent = sum(len(other.free) * other.cost_bytes for other in self._classes.values())
+            missing = one.cost_bytes - self._room(one) - (lent if self._punches else 0)
+        return missing if self._punches or missing <= 0 else None
+
     def give_back(self, place: Place) -> None:
         """Let a slot be taken again; nobody reads or writes it any more."""
         with self._lock:
-            self._classes[place.payload_bytes].free.append(place.slot)
+            one = self._classes[place.payload_bytes]
+            one.free.append(place.slot)
+            if self.allocated_bytes > self._limit_bytes:  # which was higher in an earlier run
+                self._punch(one, [place.slot])
 
     def write(self, place: Place, header: bytes, payload: memoryview) -> None:
         """Write a record.
@@ -233,11 +258,11 @@ class Slabs:
     def _make_room(self, wanting: _Class) -> None:
         """Give free slots of other classes back to the file system, as far as one more slot needs it."""
         for one in self._classes.values():
-            missing_bytes = wanting.slot_bytes - self._room(wanting)
+            missing_bytes = wanting.cost_bytes - self._room(wanting)
             if missing_bytes <= 0:
                 return
             if one is not wanting and one.free:
-                self._punch(one, one.free[: -(-missing_bytes // one.slot_bytes)])
+                self._punch(one, one.free[: -(-missing_bytes // one.cost_bytes)])
 
     def _room(self, one: _Class) -> int:
         """Bytes by which all files together may still grow."""
@@ -252,7 +277,7 @@ class Slabs:
         """Allocate holes, or else more of the file: a piece, or what there is room for."""
         room = self._room(one)
         piece_bytes = min(PIECE_BYTES, self._limit_bytes // PIECES)
-        wanted = min(max(1, piece_bytes // one.slot_bytes), room // one.slot_bytes)
+        wanted = min(max(1, piece_bytes // one.cost_bytes), room // one.cost_bytes)
         try:
             if wanted < 1:
                 raise TierFullError(
@@ -264,7 +289,7 @@ class Slabs:
             else:
                 self._lengthen(one, wanted)
         except TierFullError:
-            if self.allocated_bytes + one.slot_bytes <= self._limit_bytes:
+            if self.allocated_bytes + one.cost_bytes <= self._limit_bytes:
                 self._attainable_bytes = self.allocated_bytes
                 self._short_until_s = time.monotonic() + SHORT_REST_S
             raise
@@ -300,7 +325,8 @@ class Slabs:
         """Turn free slots into holes, where the file system can do that."""
         gone: set[int] = set()
         for first, count in _runs(sorted(slots)):
-            if not punched(one.descriptor, first * one.slot_bytes, count * one.slot_bytes):
+            self._punches = punched(one.descriptor, first * one.slot_bytes, count * one.slot_bytes)
+            if not self._punches:
                 break
             gone.update(range(first, first + count))
         one.free = [slot for slot in one.free if slot not in gone]

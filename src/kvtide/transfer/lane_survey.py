@@ -6,13 +6,15 @@ Knows when a tier may be called; does not know what is asked of it.
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from array import array
+from collections import deque
+from collections.abc import Callable
 
 import numpy as np
 
 from kvtide.errors import TierError
 from kvtide.tiers.base import PrivateTier, Tier
-from kvtide.tiers.records import RecordHeader
+from kvtide.tiers.records import RecordHeader, pack, unpack
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +43,8 @@ class Survey:
         self._note_opened = note_opened
         self._closing = False
         self._wanted = 1  # number of the listing that is wanted
-        self._headers: Iterator[RecordHeader] | None = None  # None: not listed yet
+        # None: not listed yet. Told ones are let go of at once: to free all together takes long.
+        self._headers: deque[bytes] | None = None
         self.opened = False
         self.is_under_way = False
         self._start()
@@ -60,14 +63,14 @@ class Survey:
     def forget(self) -> None:
         """What was there is not there any more: nothing remains to be told."""
         self._wanted += 1
-        self._headers = iter(())
+        self._headers = deque()
 
     def take(self, limit: int) -> list[RecordHeader] | None:
         """Hand out the next headers; none when they are not known yet, None after the last."""
         if self._headers is None:
             return []
-        taken = [header for _, header in zip(range(max(1, limit)), self._headers, strict=False)]
-        return taken or None
+        count = min(limit, len(self._headers))
+        return [unpack(self._headers.popleft()) for _ in range(count)] or None
 
     def close(self) -> None:
         """Begin nothing more."""
@@ -92,7 +95,7 @@ class Survey:
             headers = self._listed()
             with self._changed:
                 if wanted == self._wanted:
-                    self._headers = iter(headers)
+                    self._headers = deque(headers)
 
     def _open(self) -> bool:
         rest_s, told = FIRST_REST_S, False
@@ -115,17 +118,25 @@ class Survey:
                     return False
             rest_s = min(2 * rest_s, LONGEST_REST_S)
 
-    def _listed(self) -> list[RecordHeader]:
-        """List a tier's records, those near the beginning of prompts first, the older of two first."""
+    def _listed(self) -> list[bytes]:
+        """List a tier's records, those near the beginning of prompts first, the older of two first.
+
+        As packed headers: objects by the hundred thousand would keep the garbage collector, and with it the
+        whole process, busy for a tenth of a second.
+        """
         if not isinstance(self._tier, PrivateTier):
             return []
+        headers: list[bytes] = []
+        chunk_indices, written_s = array("L"), array("Q")
         try:
-            headers = list(self._tier.inventory())
+            for header in self._tier.inventory():
+                headers.append(pack(header))
+                chunk_indices.append(header.name.chunk_index)
+                written_s.append(header.written_at_s)
         except Exception as error:  # as above
             unforeseen = not isinstance(error, TierError)
             logger.warning("%s: what it holds is not known: %s", self._name, error, exc_info=unforeseen)
             return []
         # By numpy, which lets other threads run meanwhile: of a hundred thousand that takes a while.
-        chunk_indices = np.fromiter((header.name.chunk_index for header in headers), np.uint64, len(headers))
-        written_s = np.fromiter((header.written_at_s for header in headers), np.uint64, len(headers))
-        return [headers[at] for at in np.lexsort((written_s, chunk_indices)).tolist()]
+        order = np.lexsort((np.array(written_s), np.array(chunk_indices)))
+        return [headers[at] for at in order.tolist()]

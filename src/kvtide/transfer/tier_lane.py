@@ -38,6 +38,9 @@ logger = logging.getLogger(__name__)
 FULL_REST_S = 30.0
 """After which a full medium is tried again though nothing was discarded: others may have made room."""
 
+ROOM_TOLD_S = 30.0
+"""So long it has not been full when that is told: a tier at its limit is full now and then."""
+
 DISCARDS_AT_ONCE = 256
 
 SIZES_REST_S = 5.0
@@ -56,13 +59,15 @@ class LaneSettings:
     Attributes:
         thread_count: Calls at once.
         queue_bytes: Of writes that may wait or be under way; a job that goes beyond that is not taken.
-        deadline_s: For each call, and for how long a read may wait for its turn.
+        deadline_s: For each call.
+        wait_limit_s: For how long a read may wait for its turn.
         late_limit: Calls that may be late at once before the tier is out.
     """
 
     thread_count: int = 4
     queue_bytes: int = 256 << 20
     deadline_s: float = 2.0
+    wait_limit_s: float = 30.0
     late_limit: int = 4
 
 
@@ -91,6 +96,7 @@ class TierLane(Lane):
         self._generations_begun = 0
         self._again_s = 0.0  # when what failed and has to happen is tried again
         self._late_jobs: set[JobId] = set()
+        self._full_s = 0.0
         self._full_until_s: float | None = None
         self._full_told = self._out_told = False
         self._sizes = (0, 0)  # capacity and use, as a thread last saw them
@@ -107,7 +113,7 @@ class TierLane(Lane):
     def submit(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
         with self._changed:
             taken = self._books.take(job_id, direction, parts)
-            self._changed.notify_all()
+            self._changed.notify(len(parts))
         return taken
 
     def cancel(self, job_ids: Collection[JobId]) -> None:
@@ -207,7 +213,8 @@ class TierLane(Lane):
                 self._judge(call, fate, trouble)
                 self._settle(call, fate, trouble)
                 self._tell()
-                self._changed.notify_all()
+                if self._frees_others(call):
+                    self._changed.notify_all()
                 if call.late and self._surplus:
                     self._surplus -= 1
                     self._thread_count -= 1
@@ -276,6 +283,11 @@ class TierLane(Lane):
             return None
         return Call(Kind.GENERATION, now_s, trusted=self._generations[0])
 
+    def _frees_others(self, call: Call) -> bool:
+        """Whether with the end of a call others may begin that were held up by it."""
+        settles = call.kind in (Kind.DISCARD, Kind.GENERATION)
+        return settles or call.late or bool(self._generations) or self._closing
+
     def _under_way(self, kind: Kind) -> bool:
         return any(call.kind is kind and not call.late for call in self._calls.values())
 
@@ -287,7 +299,7 @@ class TierLane(Lane):
         return None if self._breaker.allows(now_s) else OUT
 
     def _waited_too_long(self, job: LaneJob, now_s: float) -> bool:
-        return now_s > job.submitted_s + self._settings.deadline_s
+        return now_s > job.submitted_s + self._settings.wait_limit_s
 
     # -- what an end means; the lock is held ------------------------------------------------------------
 
@@ -314,7 +326,7 @@ class TierLane(Lane):
         """Tell the breaker; a miss or a damaged record is no trouble of the medium."""
         now_s = time.monotonic()
         if trouble == FULL:
-            self._full_until_s = now_s + FULL_REST_S
+            self._full_s, self._full_until_s = now_s, now_s + FULL_REST_S
             self._books.fail_waiting(FULL, directions=[TierDirection.WRITE])
             if not self._full_told:
                 logger.warning("%s is full: writes are skipped until there is room", self.name)
@@ -323,7 +335,7 @@ class TierLane(Lane):
             self._breaker.failed(now_s)
         elif not call.late and call.kind not in (Kind.DISCARD, Kind.SIZES):  # whose trouble is not told
             self._breaker.succeeded()
-            if call.kind is Kind.WRITE and self._full_told:
+            if call.kind is Kind.WRITE and self._full_told and call.began_s >= self._full_s + ROOM_TOLD_S:
                 logger.warning("%s has room again", self.name)
                 self._full_told = False
 
