@@ -5,14 +5,17 @@ from kvtide.testing.compared_host import ComparedHost
 from kvtide.testing.faulty import Ending, Fate, FaultPlan, FaultyDevice
 from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
 from kvtide.testing.held import HeldDevice
+from kvtide.testing.lane_faults import CallFate, LanePlan
 from kvtide.testing.memory_tier import MemoryTier, Records
 from kvtide.testing.naive_host import NaiveHost
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
 from kvtide.testing.policies import PolicyTests
 from kvtide.testing.tiers import TierTests
+from kvtide.testing.virtual_lane import VirtualLane
 from kvtide.testing.workloads import RandomDay
 
 __all__ = [
+    "CallFate",
     "ComparedHost",
     "Ending",
     "Fate",
@@ -21,6 +24,7 @@ __all__ = [
     "FaultyTier",
     "HeldDevice",
     "HeldTier",
+    "LanePlan",
     "MemoryTier",
     "NaiveARC",
     "NaiveHost",
@@ -33,4 +37,5 @@ __all__ = [
     "TierCall",
     "TierTests",
     "VirtualClock",
+    "VirtualLane",
 ]
