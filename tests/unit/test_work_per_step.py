@@ -259,3 +259,13 @@ def test_a_load_that_never_ends_is_given_up_and_nobody_gets_its_blocks_before_it
     assert half.manager.pinned_count == 0
     half.scheduler.check_invariants()
     assert not half.scheduler.build_connector_meta(FakeStep({}), 99.0).jobs_to_give_up
+
+
+def test_an_idle_engine_does_not_wait_for_ever_for_a_reset_that_no_tier_makes_durable() -> None:
+    half = Half()
+    half.answer(OffloadingWorkerMetadata(generations={0: 0}))
+    half.scheduler.reset_cache()
+    assert half.scheduler.has_pending_push_work(0.0)
+    half.step()
+    assert half.scheduler.has_pending_push_work(60.0)
+    assert not half.scheduler.has_pending_push_work(200.0)

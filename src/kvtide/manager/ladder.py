@@ -101,9 +101,8 @@ class Ladder:
             if tier.takes_writes and run.start <= start < stop:
                 first, last = start - run.start, stop - run.start
                 told = None if content is None else content.part(len(run), first, last)
-                taken = self._begin(
-                    writes, tier, run.between(start, stop), slots[first:last], ctx.visit, told
-                )
+                part = run.between(start, stop)
+                taken = self._begin(writes, tier, part, slots[first:last], ctx.visit, told)
             self._skipped = self._skipped or taken < stop - start
         return writes
 

@@ -81,6 +81,7 @@ class OffloadingConnectorScheduler:
         self._pace = RecomputePace()
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
+        self._told = (0, 0.0)  # the generation the ranks were told of last, and when
         self._gauges = Gauges()
         self._parked = ParkedRequests(config.geometry, self._holds)
         self._due = DueRequests()
@@ -228,6 +229,8 @@ class OffloadingConnectorScheduler:
             self._lower.end_step(now_s)
         self._manager.keep_room()
         self._quarantine.note(now_s)
+        if self._told[0] != self._manager.generation:
+            self._told = self._manager.generation, now_s
         flush, self._flush = self._flush, set()
         jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
         told = OffloadingConnectorMetadata(
@@ -324,7 +327,10 @@ class OffloadingConnectorScheduler:
         overdue_s = self._config.transfer_deadline_s + QUARANTINE_S
         if self._copied or any(now_s - status.planned_at_s < overdue_s for status in self._jobs):
             return True
-        return any(generation < self._manager.generation for generation in self._reached.values())
+        generation, told_at_s = self._told
+        if generation == self._manager.generation and now_s - told_at_s >= overdue_s:
+            return False  # a tier that does not come back makes no reset durable
+        return any(reached < self._manager.generation for reached in self._reached.values())
 
     def metrics(self) -> MetricsDelta:
         """Add the gauges that have changed to what was counted."""

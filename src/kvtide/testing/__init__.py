@@ -6,15 +6,18 @@ from kvtide.testing.faulty import Ending, Fate, FaultPlan, FaultyDevice
 from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
 from kvtide.testing.held import HeldDevice
 from kvtide.testing.ladder_days import LadderDay
+from kvtide.testing.lane_faults import CallFate, LanePlan
 from kvtide.testing.memory_tier import MemoryTier, Records
 from kvtide.testing.naive_host import NaiveHost
 from kvtide.testing.naive_ladder import NaiveLadder
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
 from kvtide.testing.policies import PolicyTests
 from kvtide.testing.tiers import TierTests
+from kvtide.testing.virtual_lane import VirtualLane
 from kvtide.testing.workloads import RandomDay
 
 __all__ = [
+    "CallFate",
     "ComparedHost",
     "Ending",
     "Fate",
@@ -24,6 +27,7 @@ __all__ = [
     "HeldDevice",
     "HeldTier",
     "LadderDay",
+    "LanePlan",
     "MemoryTier",
     "NaiveARC",
     "NaiveHost",
@@ -37,4 +41,5 @@ __all__ = [
     "TierCall",
     "TierTests",
     "VirtualClock",
+    "VirtualLane",
 ]

@@ -15,6 +15,10 @@ class VirtualClock:
         """Say what time it is."""
         return self._now_s
 
+    def time(self) -> float:
+        """Say how many seconds have passed since the epoch."""
+        return self._now_s
+
     def advance(self, seconds: float) -> None:
         """Let time pass."""
         self._now_s += max(0.0, seconds)

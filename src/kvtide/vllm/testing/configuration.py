@@ -6,10 +6,21 @@ a step) is drawn from the seed.
 
 import itertools
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
+from kvtide.manager.lower import Demotion
 from kvtide.vllm.testing.draws import draw_model
 from kvtide.vllm.testing.shape import EngineShape, Runner, Siblings
+
+WITH_TIERS = 0.45
+"""Share of walks with tiers below host memory."""
+
+DEMOTIONS = tuple(demotion.value for demotion in Demotion)
+
+RECORD_BYTES = 8192
+"""What a small record takes on a disk."""
 
 FLUSH_LIMIT_S = 0.02
 """Of the engines under test; a step may wait so long for a copy."""
@@ -39,10 +50,15 @@ class Configuration:
         kind, size = "async" if self.asynchronous else "sync", "small" if self.small else "large"
         return f"{kind}/{self.runner.value}/{self.rank_count}/{size}/{self.policy}"
 
-    def shape(self, chance: random.Random) -> EngineShape:
-        """Draw the rest."""
+    def shape(self, chance: random.Random, disk: Path | None = None) -> EngineShape:
+        """Draw the rest.
+
+        Args:
+            chance: The only source of choice.
+            disk: A folder for a disk tier; None for an engine without tiers below host memory.
+        """
         model = draw_model(chance, self.rank_count)
-        return EngineShape(
+        shape = EngineShape(
             chance.choice((22, 30, 44) if self.small else (130, 200, 260)),
             model.groups,
             self.asynchronous,
@@ -72,6 +88,43 @@ class Configuration:
                 "store_policy": chance.choice(("eager", "eager", "lazy")),
             },
         )
+        if disk is None or chance.random() > WITH_TIERS:
+            return shape
+        return replace(shape, settings={**shape.settings, **self._tiers(chance, disk)})
+
+    def _tiers(self, chance: random.Random, disk: Path) -> dict[str, Any]:
+        """Draw tiers below host memory: mostly a disk, sometimes another one below or instead of it."""
+        settings: dict[str, Any] = {
+            "promotion_share": chance.choice((0.01, 0.1, 0.25, 0.9)),
+            "reset_keeps_tiers": chance.random() < 0.15,
+        }
+        sort = chance.choices(("disk", "disk and memory", "memory"), (6, 2, 1))[0]
+        if sort != "memory":
+            records = chance.choice((6, 20, 60) if self.small else (30, 200, 800))
+            settings |= {
+                "disk": str(disk),
+                "disk_limit": records * RECORD_BYTES * self.rank_count,
+                "disk_reserve": 0,
+                "disk_direct": False,
+                "disk_threads": chance.choice((1, 2, 4)),
+                "disk_queue": chance.choice((3 * RECORD_BYTES, 1 << 20, 1 << 20)),
+                "disk_deadline_s": chance.choice((0.05, 0.5)),
+                "disk_demotion": chance.choice(DEMOTIONS),
+                "disk_eviction_policy": chance.choice(("lru", "arc")),
+            }
+        if sort != "disk":
+            other = {
+                "class": "kvtide.testing.memory_tier.MemoryTier",
+                "name": "memory",
+                "limit": chance.choice((4000, 20_000, 200_000)) * self.rank_count,
+                "threads": chance.choice((1, 4)),
+                "queue": chance.choice((2048, 1 << 20, 1 << 20)),
+                "deadline_s": chance.choice((0.05, 0.5)),
+                "demotion": chance.choice(DEMOTIONS),
+                "eviction_policy": chance.choice(("lru", "arc")),
+            }
+            settings["tiers"] = [other]
+        return settings
 
 
 CONFIGURATIONS = tuple(

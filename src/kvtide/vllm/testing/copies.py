@@ -51,6 +51,10 @@ class Copies:
         for copier in self._copiers.values():
             copier.release()
 
+    def forget(self) -> None:
+        """Forget every copy, as when the process has ended."""
+        self._copiers.clear()
+
     def open(self, direction: Direction) -> bool:
         """Whether any copy of a direction is under way."""
         return any(one.open_ids for (_, way), one in self._copiers.items() if way is direction)

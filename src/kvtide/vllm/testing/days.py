@@ -6,16 +6,20 @@ numbers; does not know an engine.
 
 import random
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from kvtide.jobs import Direction
 from kvtide.testing.faulty import KINDS
+from kvtide.testing.lane_faults import TROUBLES
 
 SORTS = {"mixed": 0.6, "loads wedge": 0.15, "loads fail": 0.1, "stores outlast": 0.15}
 """Sorts of days, and their shares."""
 
 TIGHT = {**SORTS, "loads fail": 0.6}
 """Where a request needs far more room for its prefill than for its load."""
+
+WEATHERS = {"calm": 0.3, "mixed": 0.4, "fails": 0.15, "wedges": 0.15}
+"""How tiers below host memory are on a day, and how often."""
 
 NEVER = frozenset({"never begins", "never ends"})
 
@@ -33,6 +37,8 @@ class Day:
         fail_share: Of another connector's loads.
         crowd: Requests at a time.
         crowded: Two or three of them fill the device.
+        weather: One of ``WEATHERS``.
+        calls: Weights of kinds of calls to tiers below host memory.
     """
 
     sort: str
@@ -43,6 +49,8 @@ class Day:
     fail_share: float = 0.1
     crowd: int = 6
     crowded: bool = False
+    weather: str = "calm"
+    calls: Mapping[str, float] = field(default_factory=dict)
 
 
 def draw_day(chance: random.Random, tight: bool, rank_count: int) -> Day:
@@ -74,6 +82,7 @@ def draw_day(chance: random.Random, tight: bool, rank_count: int) -> Day:
             rates |= {"all again": 0.04, "load together": 0.025}
         case "stores outlast":
             stores = {"instant": 0.5, "quick": 0.5, "outlasts": chance.choice((0.1, 0.4))}
+    weather = chance.choices(list(WEATHERS), list(WEATHERS.values()))[0]
     return Day(
         sort,
         {Direction.STORE: stores, Direction.LOAD: loads},
@@ -83,6 +92,8 @@ def draw_day(chance: random.Random, tight: bool, rank_count: int) -> Day:
         fail_share,
         chance.choice((3, 6, 10)),
         sort == "loads fail" or chance.random() < 0.15,
+        weather,
+        _calls(chance, weather),
     )
 
 
@@ -97,11 +108,30 @@ def _rates(chance: random.Random) -> dict[str, float]:
         "sleep": chance.choice((0.0, 0.0, 0.0, 0.01)),
         "abort what loads again": chance.choice((0.0, 0.02)),
         "jump": chance.choice((0.0, 0.01, 0.05)),
+        "restart": chance.choice((0.0, 0.0, 0.005, 0.02)),
         "update early": chance.choice((0.0, 0.3)),
         "check device": 0.03,
         "check books": 0.06,
         "check host": 0.01,
     }
+
+
+def _calls(chance: random.Random, weather: str) -> dict[str, float]:
+    """Draw what calls to tiers are like."""
+    weights = {"instant": chance.choice((0.0, 1.0)), "quick": 1.0, "slow": chance.choice((0.1, 1.0))}
+    match weather:
+        case "calm":
+            return {"instant": 1.0, "quick": chance.choice((0.0, 1.0))}
+        case "mixed":
+            rare = {"never returns": 0.02, "is full": 0.03}
+            for kind in TROUBLES:
+                if kind not in weights:
+                    weights[kind] = chance.choice((0.0, 0.3, 1.0)) * rare.get(kind, 0.2)
+        case "fails":
+            weights |= {"fails": chance.choice((0.5, 5.0)), "fails, and is kept": 0.5, "is full": 0.1}
+        case "wedges":
+            weights |= {"late": 0.3, "never returns": chance.choice((0.05, 0.3))}
+    return weights
 
 
 def _mixed(chance: random.Random) -> dict[str, float]:

@@ -33,12 +33,14 @@ from vllm.v1.structured_output import StructuredOutputManager
 
 from kvtide.metrics import MetricsDelta
 from kvtide.testing.clock import VirtualClock
+from kvtide.transfer.tier_lane import TierLane
 from kvtide.vllm.plugin import CONNECTOR_NAME
 from kvtide.vllm.testing.ledger import EventLedger
 from kvtide.vllm.testing.memory import DeviceMemory
 from kvtide.vllm.testing.oracle import Oracle
 from kvtide.vllm.testing.ranks import (
     Copiers,
+    LaneOf,
     RankAnswers,
     build_ranks,
     own_connector,
@@ -46,7 +48,7 @@ from kvtide.vllm.testing.ranks import (
     use_clock,
 )
 from kvtide.vllm.testing.runner import ModelRunner
-from kvtide.vllm.testing.shape import EngineShape
+from kvtide.vllm.testing.shape import EngineShape, write_weights
 from kvtide.vllm.testing.sibling import SiblingLoad
 from kvtide.vllm.testing.tables import WorkerTables
 from kvtide.vllm.testing.upstream import copy_only_what_is_computed, forget_what_was_not_computed
@@ -79,6 +81,7 @@ class ModelEngine:
         copiers: Who copies.
         clock: Virtual time for the connector; None for the real one, and CPU time for hooks.
         chance: Decides what nobody else does: answers that are late, a sibling's loads.
+        lane_of: Who makes the lanes before tiers.
 
     Attributes:
         scheduler: vLLM's.
@@ -103,57 +106,89 @@ class ModelEngine:
         copiers: Copiers,
         clock: VirtualClock | None = None,
         chance: random.Random | None = None,
+        lane_of: LaneOf = TierLane,
     ) -> None:
         self.shape = shape
-        chance = chance or random.Random(0)
-        config = shape.vllm_config(folder)
-        kv_cache_configs = shape.kv_cache_configs(config)
-        self.memory = DeviceMemory(shape.groups, kv_cache_configs)
+        self._folder = folder
+        self._copiers = copiers
+        self._lane_of = lane_of
+        self._clock = clock
+        self._chance = chance or random.Random(0)
+        self._config = shape.vllm_config(folder)
+        self._kv_cache_configs = shape.kv_cache_configs(self._config)
+        self.memory = DeviceMemory(shape.groups, self._kv_cache_configs)
         self.oracle = Oracle(self.memory, shape.spare_tokens)
-        self.answers = RankAnswers(shape.rank_count, chance)
-        self.ranks = build_ranks(config, kv_cache_configs, self.memory, copiers)
-        for rank, one in enumerate(siblings_of(self.ranks)):
-            one.bring, one.chance = self._bringing(rank), chance
-        use_clock(clock or time)
-        kind = AsyncScheduler if shape.asynchronous else Scheduler
-        block_tokens, hash_tokens = resolve_kv_cache_block_sizes(kv_cache_configs[0], config)
-        self.hash_tokens = hash_tokens
-        self.scheduler = kind(
-            config,
-            generate_scheduler_kv_cache_config(kv_cache_configs),
-            StructuredOutputManager(config),
-            block_tokens,
-            hash_block_size=hash_tokens,
-            log_stats=True,
-        )
-        forget_what_was_not_computed(self.scheduler)
-        copy_only_what_is_computed(self.scheduler)
-        self.ledger: EventLedger | None = None
-        # With a drafter kvtide announces nothing.
-        if shape.with_events and not shape.has_drafter:
-            self.scheduler.kv_event_publisher = self.ledger = EventLedger()
-        self.connector = own_connector(self.scheduler.connector)
+        sizes = resolve_kv_cache_block_sizes(self._kv_cache_configs[0], self._config)
+        self._scheduler_block_tokens, self.hash_tokens = sizes
         self.longest_hook_s: tuple[float, str] = (0.0, "")
         self._meter = time.thread_time if clock is None else clock.monotonic
-        for hooks in (self.connector, *map(own_connector, self.ranks)):
-            self._watch(hooks)
         hash_function = get_hash_fn_by_name("sha256")
         init_none_hash(hash_function)
-        self._hasher = get_request_block_hasher(hash_tokens, hash_function)
-        checkpoint = partial(shape.checkpoint, kv_cache_configs[0])
-        tables = WorkerTables(shape.groups, shape.asynchronous, shape.guesses, chance, checkpoint)
-        self.runner = ModelRunner(
-            shape.runner, self.ranks, self.memory, self.oracle, tables, self.answers, self._check_loads
-        )
-        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
+        self._hasher = get_request_block_hasher(self.hash_tokens, hash_function)
         self._requests: dict[str, Request] = {}
         self._arrivals = 0
         self.outputs: dict[str, list[int]] = {}
         self.errors: list[str] = []
         self.counted = MetricsDelta()
         self.checked_loads = 0
+        self._start()
+
+    def _start(self) -> None:
+        """Begin a process: ranks, vLLM's scheduler and the connector in both roles."""
+        config, shape = self._config, self.shape
+        self.answers = RankAnswers(shape.rank_count, self._chance)
+        self.ranks = build_ranks(config, self._kv_cache_configs, self.memory, self._copiers, self._lane_of)
+        for rank, one in enumerate(siblings_of(self.ranks)):
+            one.bring, one.chance = self._bringing(rank), self._chance
+        use_clock(self._clock or time)
+        kind = AsyncScheduler if shape.asynchronous else Scheduler
+        self.scheduler = kind(
+            config,
+            generate_scheduler_kv_cache_config(self._kv_cache_configs),
+            StructuredOutputManager(config),
+            self._scheduler_block_tokens,
+            hash_block_size=self.hash_tokens,
+            log_stats=True,
+        )
+        forget_what_was_not_computed(self.scheduler)
+        copy_only_what_is_computed(self.scheduler)
+        self.connector = own = own_connector(self.scheduler.connector)
+        self.ledger: EventLedger | None = None
+        # With a drafter kvtide announces nothing.
+        if shape.with_events and not shape.has_drafter:
+            self.scheduler.kv_event_publisher = self.ledger = EventLedger(len(own._settings.tier_names))
+        for hooks in (self.connector, *map(own_connector, self.ranks)):
+            self._watch(hooks)
+        checkpoint = partial(shape.checkpoint, self._kv_cache_configs[0])
+        tables = WorkerTables(shape.groups, shape.asynchronous, shape.guesses, self._chance, checkpoint)
+        self.runner = ModelRunner(
+            shape.runner, self.ranks, self.memory, self.oracle, tables, self.answers, self._check_loads
+        )
+        self._queue: deque[tuple[SchedulerOutput, ModelRunnerOutput]] = deque()
         while self.connector._deciding._manager.capacity == 0:
             self.step()  # the pool is known from the first answers on
+
+    def restart(self, weights: int) -> None:
+        """End the process and begin another one; every request is gone, and so is what the device held.
+
+        Whoever copies has been told before.
+
+        Args:
+            weights: Version of those in the model's folder from now on.
+        """
+        self.note_hashes()
+        for rank in self.ranks:
+            rank.shutdown()
+        self.scheduler.shutdown()
+        self._requests.clear()
+        self.outputs.clear()
+        self.oracle.forget()
+        write_weights(self._folder, weights)
+        self.oracle.load_weights(weights)
+        self.memory.clear(range(self.shape.num_blocks))
+        between = self.runner.between
+        self._start()
+        self.runner.between = between
 
     # -- the engine's front ---------------------------------------------------------------------------
 
@@ -252,7 +287,19 @@ class ModelEngine:
             "open jobs": len(deciding._jobs),
             "fences": len(deciding._jobs.fences.job_ids()),
             "pinned slots": deciding._manager.pinned_count,
+            "pinned prefixes": deciding._manager.catalog.pin_count,
             "request states": len(deciding._requests),
+            **self._describe_below(),
+        }
+
+    def _describe_below(self) -> dict[str, int]:
+        lower = self.connector._deciding._lower
+        if lower is None:
+            return {}
+        return {
+            "open hops": len(lower._below),
+            "requests that wait for promotions": len(lower._promotions._waiting),
+            "chunks kept for requests": lower._promotions._kept_count,
         }
 
     def check_cached(self) -> int:

@@ -32,7 +32,7 @@ class Oracle:
     def __init__(self, memory: DeviceMemory, spare_tokens: int = 2) -> None:
         self._draw = np.random.default_rng(7)
         self._contents = [_contents(memory, index) for index in range(len(memory.groups))]
-        self.new_weights()
+        self.load_weights(0)
         self._spare_tokens = spare_tokens
         self._requests: dict[str, Demanded] = {}
         self._by_hash: dict[bytes, tuple[Demanded, int]] = {}
@@ -54,6 +54,12 @@ class Oracle:
         """From now on everything is computed with other weights; what was before is wrong."""
         for contents in self._contents:
             contents.draw_weights(self._draw)
+
+    def load_weights(self, version: int) -> None:
+        """Compute with the weights of a file from now on: what was before is right if they are the same."""
+        draw = np.random.default_rng((7, version))
+        for contents in self._contents:
+            contents.draw_weights(draw)
 
     def forget(self) -> None:
         """Forget all requests; what hashes stand for is known for ever."""

@@ -19,8 +19,13 @@ from vllm.v1.outputs import KVConnectorOutput
 
 from kvtide.jobs import Direction, OffloadingConnectorMetadata
 from kvtide.spec import OffloadingSpec
+from kvtide.spec_tiers import tier_seats
+from kvtide.tiers import disk, slabs
+from kvtide.tiers.base import Tier
 from kvtide.transfer import engine as transfer_engine
 from kvtide.transfer.devices import DeviceCopier
+from kvtide.transfer.lane import Lane
+from kvtide.transfer.tier_lane import LaneSettings, TierLane
 from kvtide.vllm import connector as connector_module
 from kvtide.vllm.connector import KVTideConnector
 from kvtide.vllm.metadata import StepMetadata
@@ -31,10 +36,13 @@ from kvtide.vllm.testing.sibling import SiblingConnector
 Copiers = Callable[[int, Direction], DeviceCopier]
 """Who copies, by rank and direction."""
 
+LaneOf = Callable[[Tier, str, LaneSettings], Lane]
+"""Who makes the lane before a tier, given its name."""
+
 
 def use_clock(clock: Any) -> None:
     """Let the connector, in this process, ask this clock for the time; ``time`` is the real one."""
-    for module in (connector_module, transfer_engine):
+    for module in (connector_module, transfer_engine, disk, slabs):
         vars(module)["time"] = clock
 
 
@@ -58,6 +66,7 @@ def build_ranks(
     kv_cache_configs: Sequence[KVCacheConfig],
     memory: DeviceMemory,
     copiers: Copiers,
+    lane_of: LaneOf = TierLane,
 ) -> list[KVConnectorBase_V1]:
     """Build one connector of the worker role for each rank, over its own tensors."""
     use_clock(time)  # a self-test waits in real time
@@ -67,7 +76,8 @@ def build_ranks(
         kind = MultiConnector if "Multi" in config.kv_transfer_config.kv_connector else KVTideConnector
         connector = kind(mine, KVConnectorRole.WORKER, kv_cache_config)
         own = own_connector(connector)
-        own._spec = OffloadingSpec(own._settings, {"cpu": partial(copiers, rank)})
+        seats = partial(tier_seats, lane_of=lane_of)
+        own._spec = OffloadingSpec(own._settings, {"cpu": partial(copiers, rank)}, seats)
         connector.register_kv_caches(kv_caches)
         ranks.append(connector)
     return ranks

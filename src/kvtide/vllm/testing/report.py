@@ -3,6 +3,8 @@
 from collections import Counter
 from dataclasses import dataclass, field
 
+from kvtide.testing.lane_faults import UNHARMED
+
 HARMLESS = {"copy: instant", "copy: quick"}
 
 
@@ -42,5 +44,6 @@ class Report:
             count
             for name, count in self.happened.items()
             if (name.startswith("copy: ") and name not in HARMLESS)
+            or (name.startswith("call: ") and name.split(" ", 2)[2] not in UNHARMED)
             or name in ("late answer", "sibling failed")
         )

@@ -12,7 +12,8 @@ from typing import Any
 from vllm.v1.core.sched.interface import PauseState
 from vllm.v1.request import RequestStatus
 
-from kvtide.jobs import Direction, OffloadingConnectorMetadata
+from kvtide.jobs import COPIES, Direction, OffloadingConnectorMetadata
+from kvtide.vllm.testing.below import hops_under_way
 from kvtide.vllm.testing.copies import Copies
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.promises import WrongBytesError
@@ -137,12 +138,21 @@ class Resets:
 
     def _note_connector(self) -> None:
         self._happened["reset: connector"] += 1
-        for direction in Direction:
+        for direction in COPIES:
             name = f"reset: connector, {direction.value} under way"
             self._happened[name] += self._copies.open(direction)
+        for kind, count in hops_under_way(self._engine).items():
+            self._happened[f"reset: connector, {kind} under way"] += count > 0
 
     def _carry_nothing(self) -> None:
-        """No block is in use, and no cache holds anything."""
+        """No block is in use, and no cache holds anything but tiers that were told to keep it."""
         self._carried.clear()
+        if self._engine.shape.settings.get("reset_keeps_tiers"):
+            self._happened["reset: tiers keep what they hold"] += 1
+            return
         self._engine.oracle.new_weights()
         self._happened["new weights"] += 1
+
+    def begin_anew(self) -> None:
+        """Note that the engine was started anew."""
+        self._carried.clear()

@@ -7,6 +7,7 @@ import mmap
 
 from kvtide.jobs import Direction
 from kvtide.transfer.pool import HostPool
+from kvtide.vllm.testing.below import check_announced, check_budgets
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.promises import LeakError
 from kvtide.vllm.testing.ranks import own_connector
@@ -39,6 +40,7 @@ def check_books(engine: ModelEngine) -> None:
     capacity, slots = deciding._manager.capacity, min(pool.slot_count for pool in pools)
     if capacity > slots:
         raise LeakError(f"{capacity} slots are handed out, the smallest pool has {slots}")
+    check_budgets(engine)
 
 
 def check_rest(engine: ModelEngine) -> None:
@@ -60,6 +62,7 @@ def check_rest(engine: ModelEngine) -> None:
         held, announced = engine.connector._deciding._manager.used_count, len(engine.ledger.announced)
         if held != announced:
             raise LeakError(f"{announced} chunks are announced, {held} are held")
+        check_announced(engine, engine.ledger)
 
 
 def host_budget_bytes(engine: ModelEngine) -> int:

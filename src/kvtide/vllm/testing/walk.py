@@ -17,24 +17,36 @@ from kvtide.jobs import Direction, JobId
 from kvtide.testing.clock import VirtualClock
 from kvtide.testing.faulty import EndlessWaitError
 from kvtide.vllm.testing.asks import Ask, Asker
+from kvtide.vllm.testing.below import check_below, is_settled, lower_of
 from kvtide.vllm.testing.configuration import FLUSH_LIMIT_S, Configuration
 from kvtide.vllm.testing.copies import Copies
 from kvtide.vllm.testing.days import Day, draw_day
 from kvtide.vllm.testing.engine import ModelEngine
+from kvtide.vllm.testing.lanes import Lanes
 from kvtide.vllm.testing.promises import HangError
 from kvtide.vllm.testing.ranks import own_metadata, siblings_of
 from kvtide.vllm.testing.report import Report
 from kvtide.vllm.testing.resets import Resets
 from kvtide.vllm.testing.rest import check_books, check_rest
+from kvtide.vllm.testing.restarts import Restarts
 from kvtide.vllm.testing.revisit import Revisit
+from kvtide.vllm.testing.revisit_below import RevisitBelow
 from kvtide.vllm.testing.stored import check_stored
 from kvtide.vllm.testing.told import Told
 
 QUARANTINE_S = 200.0
 """After so long an idle engine sleeps, whatever a wedged copy does."""
 
+WAKING_TURNS = 8
+
 STARVED_TURNS = 40
 """So many turns without a token, and with blocks held for a wedged copy: there is no room for anybody."""
+
+SHARED_MEMORY = Path("/dev/shm")
+"""Where folders are cheap, if there is one."""
+
+SETTLE_TURNS = 600
+"""Half a second each: longer than any tier is left out."""
 
 OUTSIDE = {RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.RUNNING}
 """Of requests that await no load. Some may run again and again, only to be preempted for want of room."""
@@ -50,13 +62,20 @@ class Walk:
 
     def __init__(self, configuration: Configuration, seed: int) -> None:
         self._chance = random.Random(f"{configuration.name} {seed}")
-        self.shape = configuration.shape(self._chance)
+        self._folder = tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
+        folder = Path(self._folder.name)
+        self.shape = configuration.shape(self._chance, folder / "disk")
         self.clock = VirtualClock()
         self.copies = Copies(random.Random(self._chance.random()), self.clock, FLUSH_LIMIT_S)
-        with tempfile.TemporaryDirectory() as folder:
-            self.engine = ModelEngine(
-                Path(folder), self.shape, self.copies.copier, self.clock, random.Random(self._chance.random())
-            )
+        self.lanes = Lanes(random.Random(self._chance.random()), self.clock)
+        self.engine = ModelEngine(
+            folder / "model",
+            self.shape,
+            self.copies.copier,
+            self.clock,
+            random.Random(self._chance.random()),
+            self.lanes.lane,
+        )
         self.engine.runner.between = self._between
         self.report = Report()
         self._asker = Asker(random.Random(self._chance.random()), self.shape)
@@ -68,6 +87,8 @@ class Walk:
         self._furthest: dict[str, int] = {}
         happened = self.report.happened
         self.resets = Resets(self.engine, self.copies, happened, self._chance, self._turn)
+        self.restarts = Restarts(self.engine, self.copies, self.lanes, happened, self._chance)
+        self._has_tiers = lower_of(self.engine) is not None
         self._tight = configuration.small and len(self.shape.groups) > 1
         self._day = draw_day(self._chance, self._tight, self.shape.rank_count)
         self._actions: dict[str, Callable[[], None]] = {
@@ -79,6 +100,7 @@ class Walk:
             "reset": self.resets.connector,
             "reset running": self.resets.running,
             "forget running": self.resets.running_device_alone,
+            "restart": self._restart_by_chance,
             "pause": self._pause,
             "sleep": lambda: self.resets.sleep(self._aborted),
             "jump": self._jump,
@@ -103,7 +125,9 @@ class Walk:
             raise HangError(str(error)) from error
         finally:
             self._count()
+            self.lanes.kill()
             self.engine.close()
+            self._folder.cleanup()
         return self.report
 
     # -- a day ------------------------------------------------------------------------------------------
@@ -127,9 +151,15 @@ class Walk:
         self._asker.new_day(day.crowded)
         self.report.happened[f"day: {day.sort}"] += 1
         self.copies.go_like(day.copies)
-        self.engine.answers.late_share = day.late_share
+        self.lanes.go_like(day.calls)
+        if self._has_tiers:
+            self.report.happened[f"tiers: {day.weather}"] += 1
+        self._let_ranks_be_as_today()
+
+    def _let_ranks_be_as_today(self) -> None:
+        self.engine.answers.late_share = self._day.late_share
         for sibling in siblings_of(self.engine.ranks):
-            sibling.fail_share = day.fail_share
+            sibling.fail_share = self._day.fail_share
 
     def _turn(self, pause_s: float) -> None:
         """Let some time pass, and the engine take a step if it would."""
@@ -185,20 +215,26 @@ class Walk:
             self._fill_behind_wedged_loads()
         if not self.engine.scheduler.requests and self.copies.only_stuck and self.copies.any_stuck:
             self.clock.advance(QUARANTINE_S)
+            for _ in range(WAKING_TURNS):
+                self._turn(0.1)  # answers that have come meanwhile are heard
             if self.engine.scheduler.has_requests():
                 raise HangError("an idle engine is kept awake by a copy that never ends")
             self.report.happened["slept beside a wedged copy"] += 1
         self.copies.release()
         self.copies.go_like({})
+        self.lanes.release()
+        self.lanes.go_like({})
         self.engine.answers.late_share = 0.0
         self._ask(self._asker.draw())  # wakes an engine that sleeps, so that late answers are heard
         self._come_to_rest(stuck=False)
         self._check_answers()
         self._check_device()
-        check_rest(self.engine)
-        self._check_host()
+        self._settle_below()
+        self._check_rest()
         self._revisit()
         self._check_host()
+        if self._has_tiers:
+            self._revisit_below()
         self.report.happened["announcements checked"] += self._told.check(self.engine)
         self._asked.clear()
         self._aborted.clear()
@@ -268,6 +304,48 @@ class Walk:
         happened["hit again"] += hits.hit_tokens > 0
         happened["answer hit by the next turn"] += hits.turn_hit_tokens > 0
 
+    def _check_rest(self) -> None:
+        check_rest(self.engine)
+        self._check_host()
+        checked = check_below(self.engine, self._chance, self.lanes.harmed)
+        self.report.happened["chunks below checked"] += checked
+
+    def _settle_below(self) -> None:
+        """Let tiers end what they are about; nothing of it is waited for by an engine that is idle."""
+        for _ in range(SETTLE_TURNS):
+            self._settle()
+            if self.lanes.are_idle and is_settled(self.engine):
+                return
+            self.clock.advance(0.5)
+            self._between()
+            self.engine.step()
+        raise HangError(f"tiers do not settle: {self.lanes.describe()}, books {self.engine.describe()}")
+
+    def _revisit_below(self) -> None:
+        candidates = [name for name in self._asked if name not in self._aborted]
+        ask = self._asked[self._chance.choice(candidates)] if candidates else self._asker.draw()
+        if ask.identity.lora_request is not None:
+            return
+        again = RevisitBelow(self.engine, ask, self._settle_below, self.report.requests)
+        again.store()
+        if restarted := self._chance.random() < 0.4:
+            self._end_process()
+            self.restarts.restart(killed=self._chance.random() < 0.5)
+            self._begin_process()
+            self._settle_below()
+        elif not again.push_out(self._asker.longest_tokens):
+            self.report.requests += again.asked
+            return
+        found = again.read()
+        self.report.requests += again.asked
+        happened = self.report.happened
+        happened["revisit below, after a restart" if restarted else "revisit below, pushed out"] += 1
+        if found.promoted_chunks:
+            happened["hit again after a restart" if restarted else "hit again, pushed out"] += 1
+            happened[f"hit again: {self.shape.settings.get('disk_demotion', 'no disk')}"] += 1
+        happened["tokens due from below"] += found.due_tokens
+        self._check_rest()
+
     def _settle(self) -> None:
         for _ in range(2000):
             if not self.engine.busy:
@@ -331,6 +409,27 @@ class Walk:
             self._aborted.add(name)
             self.engine.abort(name)
 
+    def _restart_by_chance(self) -> None:
+        if self._has_tiers:
+            self._end_process()
+            self.restarts.by_chance()
+            self._begin_process()
+
+    def _end_process(self) -> None:
+        """Look at what there is to be seen for the last time."""
+        self._aborted |= set(self._asked)
+        self._check_answers()
+        self.report.happened["announcements checked"] += self._told.check(self.engine)
+
+    def _begin_process(self) -> None:
+        self._asked.clear()
+        self._aborted.clear()
+        self._given_up.clear()
+        self._furthest.clear()
+        self._idle_turns = 0
+        self.resets.begin_anew()
+        self._let_ranks_be_as_today()
+
     def _pause(self) -> None:
         state = self._chance.choice((PauseState.PAUSED_ALL, PauseState.PAUSED_NEW))
         self.engine.scheduler.set_pause_state(state)
@@ -360,10 +459,12 @@ class Walk:
     def _between(self) -> None:
         self.clock.advance(0.0001)
         self.copies.progress()
+        self.lanes.progress()
 
     def _count(self) -> None:
         report, engine = self.report, self.engine
         report.happened.update(self.copies.happened())
+        report.happened.update(self.lanes.happened())
         report.happened["late answer"] += engine.answers.late_count
         report.happened["sibling failed"] += sum(one.failed_count for one in siblings_of(engine.ranks))
         if engine.ledger is not None:
