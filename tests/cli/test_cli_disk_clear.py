@@ -1,5 +1,8 @@
 """``kvtide clear`` on folders that real disk tiers wrote."""
 
+import fcntl
+import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ from kvtide.tiers import removal
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.removal import held
 from kvtide.tiers.slabs import slot_bytes_of
+from kvtide.tiers.survey import opened
 
 ALL_THERE = {("aa", 0): 50, ("aa", 1): 50, ("ab", 0): 50}
 
@@ -183,3 +187,12 @@ def test_an_instance_is_refused_while_records_are_removed(tmp_path: Path) -> Non
     ):
         tier_at(tmp_path)
     tier_at(tmp_path).close()
+
+
+def test_who_only_looks_keeps_nobody_from_clearing(tmp_path: Path) -> None:
+    store(tmp_path, range(5))
+    with opened(tmp_path) as folder:
+        looking = os.open(folder.ranks[0].path / "lock", os.O_RDONLY)
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.02, os.close, [looking]).start()
+        assert run("clear", tmp_path, "--all").exit_code == 0

@@ -37,6 +37,8 @@ def test_inspect_tells_models_generations_bytes_and_ages(two_models: Path) -> No
     assert told["in_use"] is False
     on_disk = sum(path.stat().st_blocks * 512 for path in two_models.rglob("slab-*"))
     assert told["slab_bytes"] == told["ranks"][0]["slab_bytes"] == on_disk
+    in_indexes = sum(path.stat().st_blocks * 512 for path in two_models.rglob("index.sqlite*"))
+    assert 0 < told["index_bytes"] <= in_indexes
     by_model = {one["model"]: one for one in told["fingerprints"]}
     assert by_model["Qwen/Qwen3-8B"]["fingerprint"] == QWEN.hex()
     (qwen,) = by_model["Qwen/Qwen3-8B"]["generations"]

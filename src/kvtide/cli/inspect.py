@@ -36,7 +36,7 @@ from kvtide.transfer.memory import humanised
 EPILOG = """Examples:
 
 * `kvtide inspect /var/cache/kvtide` says which models' KV cache is there, how much, and how old
-* `kvtide inspect /var/cache/kvtide --json | jq .slab_bytes` says what it takes, for a program
+* `kvtide inspect /var/cache/kvtide --json | jq '.slab_bytes + .index_bytes'` says what it takes
 
 A *record* is what one rank keeps of a *chunk*; only a chunk that is whole, with every rank's part, can be
 brought back. A *generation* ends with a reset of the cache: records of earlier ones are never served and make
@@ -85,12 +85,14 @@ def as_plain(folder: DiskFolder, holdings: Holdings, unreadable: int) -> dict[st
         "path": str(folder.path),
         "in_use": folder.in_use(),
         "slab_bytes": folder.slab_bytes,
+        "index_bytes": sum(rank.index_bytes for rank in folder.ranks),
         "free_bytes": _free_bytes(folder),
         "ranks": [
             {
                 "rank": rank.rank,
                 "in_use": rank.in_use(),
                 "slab_bytes": rank.slab_bytes,
+                "index_bytes": rank.index_bytes,
                 "index_trouble": rank.index_trouble,
             }
             for rank in folder.ranks
@@ -139,7 +141,10 @@ def _print(folder: DiskFolder, holdings: Holdings, unreadable: int) -> None:
     in_part = sum(holding.chunk_count - holding.whole_chunk_count for holding in holdings.values())
     use = "an instance uses it" if folder.in_use() else "no instance uses it"
     tell("folder", f"{printable(str(folder.path))}: {counted(len(folder.ranks), 'rank')}, {use}")
-    tell("slabs", f"{humanised(folder.slab_bytes)}, of which records take {humanised(byte_count)}")
+    index_bytes = sum(rank.index_bytes for rank in folder.ranks)
+    slabs = f"slabs {humanised(folder.slab_bytes)} (records {humanised(byte_count)})"
+    total = humanised(folder.slab_bytes + index_bytes)
+    tell("takes", f"{total}: {slabs}, indexes {humanised(index_bytes)}")
     tell("free", f"{humanised(_free_bytes(folder))} on the file system")
     if in_part:
         tell("in part", f"{counted(in_part, 'chunk')}, not counted above: a rank's part is missing")

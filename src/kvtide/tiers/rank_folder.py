@@ -97,6 +97,7 @@ class RankFolder:
 
     Attributes:
         slabs: By bytes of payload, as they were when it was opened.
+        index_bytes: What the index takes, its log included.
         left_aside: What was found and not used, and why.
         index_trouble: Why records are taken from the slots instead of the index; None while they are not.
         index_gone: Whether that is because there is none: nothing is lost with it, it is made anew.
@@ -106,6 +107,7 @@ class RankFolder:
         self.path, self.rank = path.absolute(), rank
         self.descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         self.slabs: dict[int, Slab] = {}
+        self.index_bytes = 0
         self.left_aside: list[str] = []
         self.index_trouble: str | None = None
         self.index_gone = False
@@ -261,6 +263,8 @@ class RankFolder:
             self.left_aside.append(f"{self.path.name}/{name}: not one of kvtide's")
         elif not stat.S_ISREG(found.st_mode):
             self.left_aside.append(f"{self.path.name}/{name}: not a regular file")
+        elif name in INDEX_NAMES:
+            self.index_bytes += found.st_blocks * BLOCK_BYTES
         elif slab is not None:
             self.slabs[int(slab[1])] = Slab(int(slab[1]), found.st_size, found.st_blocks * BLOCK_BYTES)
 

@@ -7,6 +7,7 @@ removed, and gives the space back to the file system. Touches nothing without th
 import contextlib
 import fcntl
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +21,7 @@ from kvtide.tiers.slabs import ALIGNMENT, Place, slot_bytes_of
 from kvtide.tiers.survey import FINGERPRINTS, DiskFolder, Holding, Holdings, number_of, opened
 
 PLACES_PER_STEP = 1024
+LOCK_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,7 @@ def held(path: Path) -> Iterator[DiskFolder]:
             try:
                 descriptor = rank.open("lock", os.O_RDWR | os.O_CREAT)
                 locks.callback(os.close, descriptor)
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                _lock(descriptor)
             except BlockingIOError:
                 hint = "an instance uses this folder; stop it first"
                 raise ConfigError("PATH", str(rank.path), hint) from None
@@ -193,6 +195,19 @@ def drop_index(rank: RankFolder) -> None:
     for name in INDEX_NAMES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=rank.descriptor)
+
+
+def _lock(descriptor: int) -> None:
+    """Lock a file; whoever only asks whether it is locked has it for an instant."""
+    for left in reversed(range(LOCK_ATTEMPTS)):
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if not left:
+                raise
+            time.sleep(0.01)
+        else:
+            return
 
 
 def _index_of(rank: RankFolder) -> DiskIndex | None:
