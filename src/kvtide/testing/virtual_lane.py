@@ -139,6 +139,10 @@ class VirtualLane(Lane):
         return taken or None
 
     def recount(self) -> None:
+        # What waits to be forgotten may be listed still.
+        self._plan.harmed.update(self._discards)
+        for pending in self._under_way:
+            self._plan.harmed.update(pending.call.keys)
         self._listing = _Listing(self._clock.monotonic() + self._plan.chance.expovariate(200.0))
 
     def state(self) -> TierState:

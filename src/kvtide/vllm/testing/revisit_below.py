@@ -13,6 +13,7 @@ from vllm.v1.request import Request
 
 from kvtide.keys import ChunkRun
 from kvtide.manager.cpu import HOST
+from kvtide.manager.lower import Demotion, LowerTier
 from kvtide.vllm.testing.asks import Ask
 from kvtide.vllm.testing.below import ladder_of, tiers_of
 from kvtide.vllm.testing.engine import ModelEngine
@@ -126,11 +127,17 @@ class RevisitBelow:
                 return True
         return False
 
+    def _gives_way(self, tier: LowerTier) -> bool:
+        """Whether what leaves host memory for what is brought back may push just that out of a tier."""
+        room = tier.capacity_bytes - tier.used_bytes
+        wanted = self._engine.connector._deciding._manager.capacity * max(tier._record_bytes)
+        return tier.plan.demotion is Demotion.ON_EVICTION and room < wanted
+
     def _due(self) -> int:
         """Tokens at whose end a request can go on with what lies on every rank, within the budget."""
         engine, ladder = self._engine, ladder_of(self._engine)
         reach = Reach(engine.shape, engine.hash_tokens)
-        if not reach.one_prefix:
+        if not reach.one_prefix or any(self._gives_way(tier) for tier in ladder.tiers):
             return 0
         (run,) = self._names
         held = 0

@@ -105,6 +105,7 @@ class Walk:
             "sleep": lambda: self.resets.sleep(self._aborted),
             "jump": self._jump,
             "update early": self._update_early,
+            "earlier again": self._ask_earlier_again,
             "check device": self._check_device,
             "check books": self._check_books,
             "check host": self._check_host,
@@ -148,7 +149,8 @@ class Walk:
 
     def _begin(self, day: Day) -> None:
         self._day = day
-        self._asker.new_day(day.crowded)
+        many = self._has_tiers and not day.crowded and self._chance.random() < 0.6
+        self._asker.new_day(day.crowded, many)
         self.report.happened[f"day: {day.sort}"] += 1
         self.copies.go_like(day.copies)
         self.lanes.go_like(day.calls)
@@ -374,6 +376,12 @@ class Walk:
         for ask in self._asker.again(3):
             self._ask(ask)
 
+    def _ask_earlier_again(self) -> None:
+        """Ask what the device has forgotten, and host memory perhaps: it may have to come from below."""
+        self.resets.device()
+        for ask in self._asker.again(self._chance.randrange(1, 6)):
+            self._ask(ask)
+
     def _load_together(self) -> None:
         """Have prompts that fill the device loaded at the same time, and nothing that runs beside them."""
         self.copies.go_like({})
@@ -414,6 +422,8 @@ class Walk:
             self._end_process()
             self.restarts.by_chance()
             self._begin_process()
+            for ask in self._asker.again(self._chance.randrange(5)):
+                self._ask(ask)
 
     def _end_process(self) -> None:
         """Look at what there is to be seen for the last time."""
