@@ -8,11 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvtide.errors import ConfigError, CorruptRecordError, TierFullError
+from kvtide.errors import ConfigError, CorruptRecordError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey
 from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
 from kvtide.tiers import slabs
 from kvtide.tiers.disk import DiskTier
+from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.records import RecordIdentity
 from kvtide.tiers.slabs import ALIGNMENT, ROW_BYTES, Place, aligned
 
@@ -157,6 +158,62 @@ def test_a_slot_that_is_read_is_not_written_before_that_has_ended(
     write(tier, 3)
     assert tier._entries[name_of(3).key] == where
     assert read(tier, 2) == payload_of(2)
+    tier.close()
+
+
+def test_a_damaged_record_that_was_written_anew_meanwhile_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tier = opened(tmp_path, IDENTITY, limit_of(4))
+    write(tier, 1)
+    overwrite(tier, name_of(1).key, ALIGNMENT, b"damage")
+    plain = slabs.Slabs.read
+
+    def meanwhile(self: slabs.Slabs, place: Place, payload: memoryview) -> bytes:
+        tier.discard([name_of(1).key])
+        write(tier, 1)
+        return plain(self, place, payload)
+
+    monkeypatch.setattr(slabs.Slabs, "read", meanwhile)
+    with pytest.raises(CorruptRecordError):
+        read(tier, 1)
+    monkeypatch.undo()
+    assert read(tier, 1) == payload_of(1)
+    tier.close()
+
+
+@pytest.mark.parametrize("what", ["slabs", "index"])
+def test_a_write_that_fails_leaves_its_slot_to_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    tier = opened(tmp_path, IDENTITY, limit_of(2))
+
+    def failing(*_: object) -> None:
+        raise TierUnavailableError("a fault was injected")
+
+    if what == "slabs":
+        monkeypatch.setattr(slabs.Slabs, "write", failing)
+    else:
+        monkeypatch.setattr(DiskIndex, "put", failing)
+    for number in range(5):
+        with pytest.raises(TierUnavailableError):
+            write(tier, number)
+    monkeypatch.undo()
+    assert (numbers_in(tier), tier.used_bytes) == ([], 0)
+    for number in range(2):
+        write(tier, number)
+    assert numbers_in(tier) == [0, 1]
+    tier.close()
+
+
+def test_what_is_of_before_a_reset_is_cleared_away_while_others_are_written(tmp_path: Path) -> None:
+    tier = opened(tmp_path, IDENTITY, 8 << 20)
+    for number in range(100):
+        write(tier, number)
+    tier.begin_generation(trusted=True)
+    write(tier, 200)
+    write(tier, 201)
+    assert len(list(tier._index.rows())) == 2
     tier.close()
 
 

@@ -273,6 +273,26 @@ def test_a_damaged_record_is_gone() -> None:
 # -- generations ----------------------------------------------------------------------------------------
 
 
+def test_a_reset_waits_for_what_is_being_written() -> None:
+    tier = HeldTier(FaultyTier(MemoryTier(IDENTITY)), {TierCall.WRITE})
+    with lane_of(tier, thread_count=3) as lane:
+        lane.submit(JobId(1), WRITE, written(1))
+        until(lambda: tier.held_count(TierCall.WRITE) == 1)
+        lane.begin_generation()
+        time.sleep(0.02)
+        assert tier.inner.calls[TierCall.GENERATION] == 0  # type: ignore[attr-defined]
+        tier.release()
+        until(lambda: lane.generations_begun == 1)
+
+
+def test_a_reset_that_cannot_be_kept_does_not_hold_up_the_end() -> None:
+    tier = FaultyTier(MemoryTier(IDENTITY), {TierCall.GENERATION: range(10_000)})
+    with lane_of(tier, breaker=Breaker(trouble_limit=100)) as lane:
+        lane.begin_generation()
+        until(lambda: tier.calls[TierCall.GENERATION] == 1)
+    assert tier.calls[TierCall.GENERATION] <= 2
+
+
 def test_from_a_reset_on_nothing_of_before_is_served_and_what_was_waiting_ends() -> None:
     tier = HeldTier(MemoryTier(IDENTITY), set())
     with lane_of(tier, thread_count=2) as lane:
@@ -376,6 +396,19 @@ def test_what_is_there_is_told_in_pieces_parents_first_and_again_when_asked() ->
         lane.recount()
         lane.begin_generation()
         assert all_of(lane) == []
+
+
+def test_what_was_being_listed_at_a_reset_is_not_told() -> None:
+    tier = HeldTier(MemoryTier(IDENTITY), {TierCall.INVENTORY})
+    tier.write(name_of(1), memoryview(payload_of(1)), PATIENCE_S)
+    with lane_of(tier) as lane:
+        until(lambda: tier.held_count(TierCall.INVENTORY) == 1)
+        tier.inner.begin_generation = lambda trusted: None  # type: ignore[method-assign]
+        lane.begin_generation()
+        assert lane.take_inventory(3) is None
+        tier.release()
+        until(lambda: not any(one.name.endswith("-survey") for one in threading.enumerate()))
+        assert lane.take_inventory(3) is None
 
 
 def test_a_tier_that_cannot_be_opened_is_tried_again(

@@ -114,13 +114,13 @@ class PendingStores:
         run = store.run
         self.remove(store)
         rest = PendingStore(run.between(run.start + count, run.stop), store.slots[count:], store.visit, store)
-        if (content := store.content) is not None:
-            rest.content = content.part(len(run), count, len(run))
-            store.content = content.part(len(run), 0, count)
         # Some may continue it in the middle: they need no more than has come.
         children, end = store.children, run.start + count
         store.children = [child for child in children if child.run.start <= end]
         rest.children = [child for child in children if child.run.start > end]
+        if (content := store.content) is not None:
+            rest.content = content.part(len(run), count, len(run))
+            store.content = content.part(len(run), 0, count)
         for child in rest.children:
             child.parent = rest
         store.run, store.slots = run.between(run.start, run.start + count), store.slots[:count]

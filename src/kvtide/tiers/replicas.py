@@ -14,7 +14,7 @@ from kvtide.tiers.base import PrivateTier, Written
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.disk_folder import folder_of_rank, session_of
 from kvtide.tiers.foreign_index import ForeignIndex, Found
-from kvtide.tiers.records import DOUBTFUL, ChunkName, RecordHeader, RecordIdentity, Shard, unpack
+from kvtide.tiers.records import ChunkName, RecordHeader, RecordIdentity, Shard, unpack
 from kvtide.tiers.slabs import Slabs
 
 
@@ -131,7 +131,7 @@ class DiskReader:
         found = index.find(key, self._identity.fingerprint)
         if any(one.session != self._session for one in found):
             raise TierUnavailableError(f"{self._place}: opened by another instance")
-        return [one for one in found if one.resets == resets and (resets or not one.generation & DOUBTFUL)]
+        return [one for one in found if one.resets == resets]
 
     def _opened_index(self) -> ForeignIndex:
         """The writer's index, once this run's writer has opened it: an earlier run's says nothing."""
