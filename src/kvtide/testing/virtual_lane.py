@@ -125,7 +125,11 @@ class VirtualLane(Lane):
 
     def poll(self) -> list[TierOutcome]:
         self.progress()
-        return self.books.take_ended()
+        ended = self.books.take_ended()
+        for one in ended:
+            in_part = 0 < one.fates.count(PartFate.DONE) < len(one.fates)
+            self._plan.happened[f"lane: {one.direction.name.lower()} in part"] += in_part
+        return ended
 
     def take_late(self) -> set[JobId]:
         late, self._late_jobs = self._late_jobs, set()

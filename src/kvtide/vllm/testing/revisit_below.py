@@ -27,17 +27,15 @@ FILLERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class FoundBelow:
     """How it went.
 
     Attributes:
-        asked: Requests that were asked.
         due_tokens: That had to come back, of what tiers hold.
         hit_tokens: That came back.
         promoted_chunks: That were brought back to host memory for it.
     """
 
-    asked: int
     due_tokens: int
     hit_tokens: int
     promoted_chunks: int
@@ -51,6 +49,9 @@ class RevisitBelow:
         ask: What is asked.
         settle: Runs engine and tiers to rest.
         number: Of the first request, for its name.
+
+    Attributes:
+        asked: Requests that were asked so far.
     """
 
     def __init__(self, engine: ModelEngine, ask: Ask, settle: Callable[[], None], number: int) -> None:
@@ -80,7 +81,7 @@ class RevisitBelow:
             self._engine.scheduler.reset_prefix_cache()
         return not self._in_host()
 
-    def read(self) -> Below:
+    def read(self) -> FoundBelow:
         """Ask it again.
 
         Raises:
@@ -99,7 +100,7 @@ class RevisitBelow:
             raise LeakError(
                 f"{hit_tokens} of {due} tokens of a prompt of {len(self._ask.prompt)} came back from below"
             )
-        return Below(self.asked, due, hit_tokens, self._count("tier_hit_chunks|") - before)
+        return FoundBelow(due, hit_tokens, self._count("tier_hit_chunks|") - before)
 
     # -- inside -------------------------------------------------------------------------------------
 
