@@ -5,7 +5,7 @@ import numpy as np
 from kvtide.events import ChunkContent
 from kvtide.jobs import InventoryPiece, ReqContext, TierReport
 from kvtide.keys import ChunkRun, split_offload_key
-from kvtide.manager.catalog import CatalogGroup
+from kvtide.manager.catalog import Catalog, CatalogGroup
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.ladder import Ladder
 from kvtide.manager.lower import Demotion, LowerTier, TierPlan
@@ -175,3 +175,11 @@ def test_a_write_that_fails_late_does_not_take_away_what_was_written_anew() -> N
     tier.end_write(behind, behind_places, 2)
     assert tier.take_discards() == ()
     assert held(tier, 3) == [0, 1, 2]
+
+
+def test_a_chunk_of_a_window_in_a_lower_tier_keeps_nothing_in_host_memory() -> None:
+    catalog = Catalog((CatalogGroup(), CatalogGroup(window=2)), (LRUPolicy(), LRUPolicy()))
+    catalog.insert(0, 0, HASHES, 0, np.arange(3, dtype=np.int32), 1)
+    catalog.insert(1, 1, HASHES, 4, np.zeros(1, dtype=np.int32), 1)
+    assert catalog.evict(0, 3, 100).count == 3
+    catalog.check_invariants()

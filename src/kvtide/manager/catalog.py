@@ -29,7 +29,6 @@ class Catalog(Departures):
         super().__init__(groups, policies)
         self._handles = 0
         # With one tier, full attention has none.
-        self._windowed = any(group.window is not None for group in groups)
         self._gaps = len(policies) > 1 or self._windowed
 
     def clear(self) -> list[dict[bytes, int]]:

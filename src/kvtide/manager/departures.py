@@ -49,6 +49,7 @@ class Departures(Residency):
         self._remembering = any(policy is not None and policy.remembers for policy in policies)
         self._remembered: list[set[int]] = [set() for _ in policies]
         self._pins: dict[int, dict[int, int]] = {}  # node -> {handle: entries it covers}
+        self._windowed = any(group.window is not None for group in groups)
         self.has_holes = False  # a tier has lost chunks that others extend
         self._pinned_nodes: dict[int, set[int]] = {}  # handle -> nodes
 
@@ -190,7 +191,8 @@ class Departures(Residency):
 
     def _dispensable(self, tier: int, node: int, held: int) -> bool:
         """Whether what other tiers hold below a node would still be reached without this tier's part."""
-        if self.has_holes:
+        # Chunks of a window come without those before them: a tier may have nothing else there.
+        if self.has_holes or self._windowed:
             return True
         others = [other for other in self._tiers if other != tier]
         if any(self.held(other, node) >= held for other in others):

@@ -125,7 +125,11 @@ class VirtualLane(Lane):
 
     def poll(self) -> list[TierOutcome]:
         self.progress()
-        return self.books.take_ended()
+        ended = self.books.take_ended()
+        for one in ended:
+            in_part = 0 < one.fates.count(PartFate.DONE) < len(one.fates)
+            self._plan.happened[f"lane: {one.direction.name.lower()} in part"] += in_part
+        return ended
 
     def take_late(self) -> set[JobId]:
         late, self._late_jobs = self._late_jobs, set()
@@ -139,6 +143,10 @@ class VirtualLane(Lane):
         return taken or None
 
     def recount(self) -> None:
+        # What waits to be forgotten may be listed still.
+        self._plan.harmed.update(self._discards)
+        for pending in self._under_way:
+            self._plan.harmed.update(pending.call.keys)
         self._listing = _Listing(self._clock.monotonic() + self._plan.chance.expovariate(200.0))
 
     def state(self) -> TierState:

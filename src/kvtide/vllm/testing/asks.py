@@ -86,16 +86,18 @@ class Asker:
         self._asked: list[Ask] = []
         self._crowded = False
 
-    def new_day(self, crowded: bool = False) -> None:
+    def new_day(self, crowded: bool = False, many: bool = False) -> None:
         """Other stems; some of what was asked before is remembered.
 
         Args:
             crowded: Two or three prompts fill the device, and most are asked again.
+            many: So many stems are asked in turn that host memory has forgotten one when its turn comes.
         """
         chance, self._crowded = self._chance, crowded
         self._asked = self._asked[-chance.randrange(1, 8) :]
         self._stems = []
-        for _ in range(chance.randrange(2, 5) if crowded else chance.randrange(1, 5)):
+        count = chance.randrange(2, 5) if crowded else chance.randrange(1, 5)
+        for _ in range(chance.randrange(8, 16) if many else count):
             identity = Identity(
                 chance.choice((None, None, None, None, *ADAPTERS)),
                 chance.choice((None, None, None, None, "salt", "pepper")),

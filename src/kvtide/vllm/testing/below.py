@@ -72,6 +72,8 @@ def is_settled(engine: ModelEngine) -> bool:
     lower = lower_of(engine)
     if lower is None:
         return True
+    if not all(tier.serves for tier in lower._ladder.tiers):
+        return False  # left out for a while
     told = all(warming.is_done for warming in lower._warming.values())
     untold = any(tier._discards for tier in lower._ladder.tiers) or lower._promotions._cancelled
     return (

@@ -90,24 +90,33 @@ class Configuration:
         )
         if disk is None or chance.random() > WITH_TIERS:
             return shape
-        return replace(shape, settings={**shape.settings, **self._tiers(chance, disk)})
+        # Little host memory, so that much of it is below, and mostly time to bring it back.
+        return replace(
+            shape,
+            host_pages=chance.choice((1, 1, 2, 4)),
+            settings={
+                **shape.settings,
+                "defer_limit_s": chance.choice((0.0, 0.05, 0.5, 0.5)),
+                **self._tiers(chance, disk),
+            },
+        )
 
     def _tiers(self, chance: random.Random, disk: Path) -> dict[str, Any]:
         """Draw tiers below host memory: mostly a disk, sometimes another one below or instead of it."""
         settings: dict[str, Any] = {
             "promotion_share": chance.choice((0.01, 0.1, 0.25, 0.9)),
-            "reset_keeps_tiers": chance.random() < 0.15,
+            "reset_keeps_tiers": chance.random() < 0.25,
         }
         sort = chance.choices(("disk", "disk and memory", "memory"), (6, 2, 1))[0]
         if sort != "memory":
-            records = chance.choice((6, 20, 60) if self.small else (30, 200, 800))
+            records = chance.choice((6, 100, 400, 400) if self.small else (30, 400, 1000))
             settings |= {
                 "disk": str(disk),
                 "disk_limit": records * RECORD_BYTES * self.rank_count,
                 "disk_reserve": 0,
                 "disk_direct": False,
                 "disk_threads": chance.choice((1, 2, 4)),
-                "disk_queue": chance.choice((3 * RECORD_BYTES, 1 << 20, 1 << 20)),
+                "disk_queue": chance.choice((3 * RECORD_BYTES, 30 * RECORD_BYTES, 1 << 20, 1 << 20)),
                 "disk_deadline_s": chance.choice((0.05, 0.5)),
                 "disk_demotion": chance.choice(DEMOTIONS),
                 "disk_eviction_policy": chance.choice(("lru", "arc")),
@@ -116,7 +125,7 @@ class Configuration:
             other = {
                 "class": "kvtide.testing.memory_tier.MemoryTier",
                 "name": "memory",
-                "limit": chance.choice((4000, 20_000, 200_000)) * self.rank_count,
+                "limit": chance.choice((4000, 40_000, 200_000)) * self.rank_count,
                 "threads": chance.choice((1, 4)),
                 "queue": chance.choice((2048, 1 << 20, 1 << 20)),
                 "deadline_s": chance.choice((0.05, 0.5)),

@@ -108,6 +108,7 @@ def _rates(chance: random.Random) -> dict[str, float]:
         "sleep": chance.choice((0.0, 0.0, 0.0, 0.01)),
         "abort what loads again": chance.choice((0.0, 0.02)),
         "jump": chance.choice((0.0, 0.01, 0.05)),
+        "earlier again": chance.choice((0.0, 0.02, 0.06)),
         "restart": chance.choice((0.0, 0.0, 0.005, 0.02)),
         "update early": chance.choice((0.0, 0.3)),
         "check device": 0.03,

@@ -15,9 +15,6 @@ from kvtide.transfer.tier_lane import LaneSettings
 
 CALM = {"instant": 1.0}
 
-LIMIT_S = 400.0
-"""After so long every call has returned that ever does, and the tier is tried again."""
-
 
 class Lanes:
     """The lanes of every rank.
@@ -47,6 +44,11 @@ class Lanes:
         for lane in self._lanes:
             lane.progress()
 
+    def wait(self, seconds: float) -> None:
+        """Let time pass."""
+        self._clock.advance(seconds)
+        self.progress()
+
     def release(self) -> None:
         """Let calls that would never return do so."""
         for lane in self._lanes:
@@ -65,11 +67,6 @@ class Lanes:
     def are_idle(self) -> bool:
         """Whether none has anything to do."""
         return all(lane.is_idle for lane in self._lanes)
-
-    @property
-    def any_open(self) -> bool:
-        """Whether any call or job is under way."""
-        return any(next(lane.books.open_jobs(), None) is not None for lane in self._lanes)
 
     @property
     def harmed(self) -> set[bytes]:

@@ -13,6 +13,7 @@ from vllm.v1.request import Request
 
 from kvtide.keys import ChunkRun
 from kvtide.manager.cpu import HOST
+from kvtide.manager.lower import Demotion, LowerTier
 from kvtide.vllm.testing.asks import Ask
 from kvtide.vllm.testing.below import ladder_of, tiers_of
 from kvtide.vllm.testing.engine import ModelEngine
@@ -26,17 +27,15 @@ FILLERS = 60
 
 
 @dataclass(frozen=True, slots=True)
-class Below:
+class FoundBelow:
     """How it went.
 
     Attributes:
-        asked: Requests that were asked.
         due_tokens: That had to come back, of what tiers hold.
         hit_tokens: That came back.
         promoted_chunks: That were brought back to host memory for it.
     """
 
-    asked: int
     due_tokens: int
     hit_tokens: int
     promoted_chunks: int
@@ -50,6 +49,9 @@ class RevisitBelow:
         ask: What is asked.
         settle: Runs engine and tiers to rest.
         number: Of the first request, for its name.
+
+    Attributes:
+        asked: Requests that were asked so far.
     """
 
     def __init__(self, engine: ModelEngine, ask: Ask, settle: Callable[[], None], number: int) -> None:
@@ -79,7 +81,7 @@ class RevisitBelow:
             self._engine.scheduler.reset_prefix_cache()
         return not self._in_host()
 
-    def read(self) -> Below:
+    def read(self) -> FoundBelow:
         """Ask it again.
 
         Raises:
@@ -98,7 +100,7 @@ class RevisitBelow:
             raise LeakError(
                 f"{hit_tokens} of {due} tokens of a prompt of {len(self._ask.prompt)} came back from below"
             )
-        return Below(self.asked, due, hit_tokens, self._count("tier_hit_chunks|") - before)
+        return FoundBelow(due, hit_tokens, self._count("tier_hit_chunks|") - before)
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -126,11 +128,17 @@ class RevisitBelow:
                 return True
         return False
 
+    def _gives_way(self, tier: LowerTier) -> bool:
+        """Whether what leaves host memory for what is brought back may push just that out of a tier."""
+        room = tier.capacity_bytes - tier.used_bytes
+        wanted = self._engine.connector._deciding._manager.capacity * max(tier._record_bytes)
+        return tier.plan.demotion is Demotion.ON_EVICTION and room < wanted
+
     def _due(self) -> int:
         """Tokens at whose end a request can go on with what lies on every rank, within the budget."""
         engine, ladder = self._engine, ladder_of(self._engine)
         reach = Reach(engine.shape, engine.hash_tokens)
-        if not reach.one_prefix:
+        if not reach.one_prefix or any(self._gives_way(tier) for tier in ladder.tiers):
             return 0
         (run,) = self._names
         held = 0

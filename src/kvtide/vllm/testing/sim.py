@@ -19,8 +19,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from kvtide.testing.faulty import KINDS
-from kvtide.vllm.testing.configuration import CONFIGURATIONS, Configuration, named
-from kvtide.vllm.testing.days import SORTS
+from kvtide.testing.lane_faults import TROUBLES
+from kvtide.transfer.lane_calls import Kind as CallKind
+from kvtide.vllm.testing.configuration import CONFIGURATIONS, DEMOTIONS, Configuration, named
+from kvtide.vllm.testing.days import SORTS, WEATHERS
 from kvtide.vllm.testing.draws import FAMILIES
 from kvtide.vllm.testing.groups import Kind
 from kvtide.vllm.testing.promises import HangError, LeakError, WrongBytesError
@@ -35,6 +37,8 @@ WALK_STEPS = 1250
 
 STEP_CPU_S = 20.0
 """A step that computes so long never ends."""
+
+CALLS = frozenset({CallKind.READ, CallKind.WRITE})
 
 LOADED_KINDS = [kind for kind in Kind if kind not in (Kind.RING, Kind.REPLAY)]
 
@@ -118,6 +122,41 @@ MUST_HAPPEN = (
     "counted: skipped_store_chunks|pool_full",
     "counted: skipped_store_chunks|queue_full",
     "counted: skipped_store_chunks|below_threshold",
+    *(f"tiers: {weather}" for weather in WEATHERS),
+    *(f"call: {kind.name.lower()} {name}" for name, able in TROUBLES.items() for kind in CALLS & able),
+    *(f"engine: disk {demotion}" for demotion in DEMOTIONS),
+    *(f"hit again from below: {demotion}" for demotion in DEMOTIONS),
+    "engine: two tiers",
+    "engine: another tier",
+    "job: demote",
+    "job: promote",
+    "lane: read in part",
+    "lane: read told late",
+    "lane: read cancelled",
+    "lane: read voided by a reset",
+    "lane: write in part",
+    "lane: write told late",
+    "lane: write voided by a reset",
+    "lane: open",
+    "lane: full",
+    "lane: out for late calls",
+    "record damaged",
+    "record removed",
+    "reset: connector, promote under way",
+    "reset: connector, demote under way",
+    "reset: tiers keep what they hold",
+    "restart: killed",
+    "restart: in order",
+    "restart: same weights",
+    "restart: other weights",
+    "restart: promote under way",
+    "restart: demote under way",
+    "hit again from below, after a restart",
+    "hit again from below, pushed out",
+    "tokens due from below",
+    "chunks below checked",
+    *(f"counted: tier_{what}_chunks|disk" for what in ("stored", "hit", "evicted", "lost", "found")),
+    "counted: tier_skipped_chunks|disk,queue_full",
 )
 """A simulation in which one of these did not happen proves less than it says."""
 

@@ -17,9 +17,10 @@ from kvtide.jobs import Direction, JobId
 from kvtide.testing.clock import VirtualClock
 from kvtide.testing.faulty import EndlessWaitError
 from kvtide.vllm.testing.asks import Ask, Asker
-from kvtide.vllm.testing.below import check_below, is_settled, lower_of
+from kvtide.vllm.testing.below import lower_of
 from kvtide.vllm.testing.configuration import FLUSH_LIMIT_S, Configuration
 from kvtide.vllm.testing.copies import Copies
+from kvtide.vllm.testing.counting import count
 from kvtide.vllm.testing.days import Day, draw_day
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.lanes import Lanes
@@ -30,9 +31,9 @@ from kvtide.vllm.testing.resets import Resets
 from kvtide.vllm.testing.rest import check_books, check_rest
 from kvtide.vllm.testing.restarts import Restarts
 from kvtide.vllm.testing.revisit import Revisit
-from kvtide.vllm.testing.revisit_below import RevisitBelow
 from kvtide.vllm.testing.stored import check_stored
 from kvtide.vllm.testing.told import Told
+from kvtide.vllm.testing.walk_below import Below
 
 QUARANTINE_S = 200.0
 """After so long an idle engine sleeps, whatever a wedged copy does."""
@@ -44,9 +45,6 @@ STARVED_TURNS = 40
 
 SHARED_MEMORY = Path("/dev/shm")
 """Where folders are cheap, if there is one."""
-
-SETTLE_TURNS = 600
-"""Half a second each: longer than any tier is left out."""
 
 OUTSIDE = {RequestStatus.WAITING, RequestStatus.PREEMPTED, RequestStatus.RUNNING}
 """Of requests that await no load. Some may run again and again, only to be preempted for want of room."""
@@ -88,7 +86,12 @@ class Walk:
         happened = self.report.happened
         self.resets = Resets(self.engine, self.copies, happened, self._chance, self._turn)
         self.restarts = Restarts(self.engine, self.copies, self.lanes, happened, self._chance)
-        self._has_tiers = lower_of(self.engine) is not None
+        self._below: Below | None = None
+        if lower_of(self.engine) is not None:
+            chance = self._chance
+            self._below = Below(
+                self.engine, self.lanes, happened, chance, self._settle, self._restart_at_rest
+            )
         self._tight = configuration.small and len(self.shape.groups) > 1
         self._day = draw_day(self._chance, self._tight, self.shape.rank_count)
         self._actions: dict[str, Callable[[], None]] = {
@@ -105,6 +108,7 @@ class Walk:
             "sleep": lambda: self.resets.sleep(self._aborted),
             "jump": self._jump,
             "update early": self._update_early,
+            "earlier again": self._ask_earlier_again,
             "check device": self._check_device,
             "check books": self._check_books,
             "check host": self._check_host,
@@ -124,7 +128,7 @@ class Walk:
         except EndlessWaitError as error:
             raise HangError(str(error)) from error
         finally:
-            self._count()
+            count(self.report, self.engine, self.copies, self.lanes)
             self.lanes.kill()
             self.engine.close()
             self._folder.cleanup()
@@ -148,11 +152,12 @@ class Walk:
 
     def _begin(self, day: Day) -> None:
         self._day = day
-        self._asker.new_day(day.crowded)
+        many = self._below is not None and not day.crowded and self._chance.random() < 0.6
+        self._asker.new_day(day.crowded, many)
         self.report.happened[f"day: {day.sort}"] += 1
         self.copies.go_like(day.copies)
         self.lanes.go_like(day.calls)
-        if self._has_tiers:
+        if self._below is not None:
             self.report.happened[f"tiers: {day.weather}"] += 1
         self._let_ranks_be_as_today()
 
@@ -229,12 +234,17 @@ class Walk:
         self._come_to_rest(stuck=False)
         self._check_answers()
         self._check_device()
-        self._settle_below()
-        self._check_rest()
+        if self._below is not None:
+            self._below.settle()
+        check_rest(self.engine)
+        self._check_host()
         self._revisit()
         self._check_host()
-        if self._has_tiers:
-            self._revisit_below()
+        if self._below is not None:
+            self._below.check()
+            self.report.requests += self._below.revisit(self._again(), self._asker.longest_tokens)
+            check_rest(self.engine)
+            self._check_host()
         self.report.happened["announcements checked"] += self._told.check(self.engine)
         self._asked.clear()
         self._aborted.clear()
@@ -294,57 +304,20 @@ class Walk:
             if given != (answer[: len(given)] if name in self._aborted else answer):
                 raise HangError(f"{name}: {given} where {answer} was due")
 
-    def _revisit(self) -> None:
+    def _again(self) -> Ask:
+        """Choose what to ask again."""
         candidates = [name for name in self._asked if name not in self._aborted]
-        ask = self._asked[self._chance.choice(candidates)] if candidates else self._asker.draw()
-        hits = Revisit(self.engine, ask, self._settle, self.report.requests).run(self._asker.longest_tokens)
+        return self._asked[self._chance.choice(candidates)] if candidates else self._asker.draw()
+
+    def _revisit(self) -> None:
+        hits = Revisit(self.engine, self._again(), self._settle, self.report.requests).run(
+            self._asker.longest_tokens
+        )
         self.report.requests += hits.asked
         happened = self.report.happened
         happened["revisit"] += 1
         happened["hit again"] += hits.hit_tokens > 0
         happened["answer hit by the next turn"] += hits.turn_hit_tokens > 0
-
-    def _check_rest(self) -> None:
-        check_rest(self.engine)
-        self._check_host()
-        checked = check_below(self.engine, self._chance, self.lanes.harmed)
-        self.report.happened["chunks below checked"] += checked
-
-    def _settle_below(self) -> None:
-        """Let tiers end what they are about; nothing of it is waited for by an engine that is idle."""
-        for _ in range(SETTLE_TURNS):
-            self._settle()
-            if self.lanes.are_idle and is_settled(self.engine):
-                return
-            self.clock.advance(0.5)
-            self._between()
-            self.engine.step()
-        raise HangError(f"tiers do not settle: {self.lanes.describe()}, books {self.engine.describe()}")
-
-    def _revisit_below(self) -> None:
-        candidates = [name for name in self._asked if name not in self._aborted]
-        ask = self._asked[self._chance.choice(candidates)] if candidates else self._asker.draw()
-        if ask.identity.lora_request is not None:
-            return
-        again = RevisitBelow(self.engine, ask, self._settle_below, self.report.requests)
-        again.store()
-        if restarted := self._chance.random() < 0.4:
-            self._end_process()
-            self.restarts.restart(killed=self._chance.random() < 0.5)
-            self._begin_process()
-            self._settle_below()
-        elif not again.push_out(self._asker.longest_tokens):
-            self.report.requests += again.asked
-            return
-        found = again.read()
-        self.report.requests += again.asked
-        happened = self.report.happened
-        happened["revisit below, after a restart" if restarted else "revisit below, pushed out"] += 1
-        if found.promoted_chunks:
-            happened["hit again after a restart" if restarted else "hit again, pushed out"] += 1
-            happened[f"hit again: {self.shape.settings.get('disk_demotion', 'no disk')}"] += 1
-        happened["tokens due from below"] += found.due_tokens
-        self._check_rest()
 
     def _settle(self) -> None:
         for _ in range(2000):
@@ -372,6 +345,12 @@ class Walk:
         """Have several prompts loaded at the same time."""
         self.resets.running_device_alone()
         for ask in self._asker.again(3):
+            self._ask(ask)
+
+    def _ask_earlier_again(self) -> None:
+        """Ask what the device has forgotten, and host memory perhaps: it may have to come from below."""
+        self.resets.device()
+        for ask in self._asker.again(self._chance.randrange(1, 6)):
             self._ask(ask)
 
     def _load_together(self) -> None:
@@ -410,22 +389,22 @@ class Walk:
             self.engine.abort(name)
 
     def _restart_by_chance(self) -> None:
-        if self._has_tiers:
-            self._end_process()
-            self.restarts.by_chance()
-            self._begin_process()
+        if self._below is not None:
+            self._begin_anew(self.restarts.by_chance)
+            for ask in self._asker.again(self._chance.randrange(5)):
+                self._ask(ask)
 
-    def _end_process(self) -> None:
-        """Look at what there is to be seen for the last time."""
+    def _restart_at_rest(self, killed: bool) -> None:
+        self._begin_anew(lambda: self.restarts.restart(killed))
+
+    def _begin_anew(self, restart: Callable[[], None]) -> None:
+        """See what there is to be seen for the last time, have the process begin anew, and forget it."""
         self._aborted |= set(self._asked)
         self._check_answers()
         self.report.happened["announcements checked"] += self._told.check(self.engine)
-
-    def _begin_process(self) -> None:
-        self._asked.clear()
-        self._aborted.clear()
-        self._given_up.clear()
-        self._furthest.clear()
+        restart()
+        for forgotten in (self._asked, self._aborted, self._given_up, self._furthest):
+            forgotten.clear()
         self._idle_turns = 0
         self.resets.begin_anew()
         self._let_ranks_be_as_today()
@@ -460,22 +439,3 @@ class Walk:
         self.clock.advance(0.0001)
         self.copies.progress()
         self.lanes.progress()
-
-    def _count(self) -> None:
-        report, engine = self.report, self.engine
-        report.happened.update(self.copies.happened())
-        report.happened.update(self.lanes.happened())
-        report.happened["late answer"] += engine.answers.late_count
-        report.happened["sibling failed"] += sum(one.failed_count for one in siblings_of(engine.ranks))
-        if engine.ledger is not None:
-            report.happened["events about host memory"] += engine.ledger.event_count
-        report.happened[f"engine: {self.shape.settings['store_policy']}"] += 1
-        report.happened[f"engine: {self.shape.family}"] += 1
-        report.happened.update({f"loaded words: {kind}": n for kind, n in engine.oracle.loaded_words.items()})
-        report.happened[f"engine: sibling {self.shape.siblings.value}"] += 1
-        report.happened["load checked"] += engine.checked_loads
-        for name, value in engine.counted.data.items():
-            if isinstance(value, int | float):
-                report.happened[f"counted: {name.rstrip('|')}"] += int(value)
-        report.loads = int(engine.counted.data.get("transfers|load", 0)) // self.shape.rank_count
-        report.hit_tokens = int(engine.counted.data.get("hit_tokens|host", 0))
