@@ -229,6 +229,9 @@ def main() -> int:
         print(f"{arm}: {verdict.requests[arm]} requests, time to first token {times}")
     print(f"medium: {name}; left out by kvtide after round {verdict.left_out_after}")
     print(f"slowest of {verdict.call_count:,} hooks: {verdict.slowest}")
+    count = len({one.index for one in rounds})
+    if 2 * verdict.quiet_rounds < count:
+        print(f"NOT A QUIET MACHINE: {verdict.quiet_rounds} of {count} rounds were undisturbed; all count")
     for failure in verdict.failures[:10]:
         print(failure)
     print(f"{os.path.relpath(options.out / 'report.json')}")

@@ -33,7 +33,7 @@ from benchmarks.storage.vocabulary import (
 
 Arm = Callable[[], None]
 
-WAIT_LIMIT_S = 1.0  # for quiet, before each round
+WAIT_LIMIT_S = 3.0  # for quiet, before each size
 
 
 def measure_sizes(
@@ -88,9 +88,9 @@ def _reads(
         NATIVE_SPLIT: lambda: native.read(thread_count),
     }
     samples = []
+    wait_quiet(WAIT_LIMIT_S)
     for index, order in rounds(ARMS[READ], count):
         tell(f"{size_name(pages.chunk_bytes)}: reading, round {index + 1} of {count}")
-        wait_quiet(WAIT_LIMIT_S)
         for arm in order:
             pages.spoil()
             _forget_cached(place)

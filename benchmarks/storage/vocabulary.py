@@ -17,7 +17,7 @@ BAR_CHUNK_BYTES = MIB
 
 THREADS = 4
 READ_BYTES = GIB  # one request's prefix; of the size of chunks that has the bar
-SHOWN_READ_BYTES = GIB // 2  # of the other sizes
+SHOWN_READ_BYTES = GIB // 4  # of the other sizes
 WRITE_BYTES = 256 * MIB
 READ_ROUNDS, SHOWN_READ_ROUNDS, WRITE_ROUNDS = 11, 7, 3
 

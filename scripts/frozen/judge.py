@@ -16,6 +16,7 @@ ARMS = (TIER, WITHOUT)
 MIN_REQUESTS = 300
 MAX_TTFT_RATIO = 1.10
 MAX_HOOK_MS = 5.0
+QUIET_CORES = 0.1
 
 
 class UnfitError(Exception):
@@ -64,6 +65,7 @@ class Verdict:
         call_count: Of hooks there.
         failures: What went wrong, one a failed request, both arms.
         left_out_after: Round after which kvtide had left the tier out; None when it never did.
+        quiet_rounds: In so many others used next to nothing of the machine, whichever side had its turn.
     """
 
     requests: dict[str, int]
@@ -74,6 +76,7 @@ class Verdict:
     call_count: int
     failures: tuple[str, ...]
     left_out_after: int | None
+    quiet_rounds: int
 
     @property
     def passed(self) -> bool:
@@ -131,4 +134,5 @@ def judge(rounds: Sequence[Round]) -> Verdict:
         call_count=sum(one.call_count for one in by_arm[TIER]),
         failures=tuple(f"round {one.index}, {one.arm}: {why}" for one in rounds for why in one.failed if why),
         left_out_after=min(out, default=None),
+        quiet_rounds=len(set(sizes[TIER]) - {one.index for one in rounds if one.others_cores > QUIET_CORES}),
     )

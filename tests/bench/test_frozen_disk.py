@@ -85,6 +85,11 @@ def test_one_failed_request_is_enough(arm: str) -> None:
     assert verdict.failures == (f"round 4, {arm}: abort",)
 
 
+def test_a_reader_can_see_how_many_rounds_the_neighbours_spoiled() -> None:
+    assert judge(planted()).quiet_rounds == 30
+    assert judge(changed(3, WITHOUT, others_cores=0.5)).quiet_rounds == 29
+
+
 def test_too_few_requests_are_not_judged() -> None:
     with pytest.raises(UnfitError, match="290 requests a side; 300 are needed"):
         judge(planted(29))

@@ -136,9 +136,9 @@ RULES = (
     _rule(
         "F5 promise: failed stores",
         "test_lives.py::test_a_store_that_fails_leaves_no_visible_key",
-        "manager/cpu.py",
-        "elif success and store.intact:",
-        "elif store.intact:",
+        "manager/arrivals.py",
+        "if done_count and store.intact:",
+        "if store.intact:",
         "chunks of a store that has failed can be read",
     ),
     _rule(
@@ -208,9 +208,9 @@ RULES = (
     _rule(
         "F9 promise: answers",
         "test_failures_results.py::test_an_answer_of_a_forgotten_generation_changes_nothing",
-        "manager/cpu.py",
+        "manager/arrivals.py",
         "if store.doomed:",
-        "if store.doomed and not success:",
+        "if store.doomed and not done_count:",
         "what was stored before a reset becomes visible after it",
     ),
     _rule(
@@ -243,9 +243,9 @@ RULES = (
     _rule(
         "F6 vLLM #48102",
         "test_failures_waiting.py::test_a_reset_ends_the_waiting_for_a_store_that_was_under_way",
-        "manager/cpu.py",
-        "self._pending.forget_name(store)",
-        "self._pending.follow(store.run, store.run.stop)",
+        "manager/arrivals.py",
+        "self.pending.forget_name(store)",
+        "self.pending.follow(store.run, store.run.stop)",
         "what was being stored when the cache was reset is still found to be on its way",
     ),
     _rule(
@@ -430,8 +430,8 @@ RULES = (
         "F10 LMCache #1034",
         "test_failures_books.py::test_a_lookup_that_no_load_follows_leaves_nothing_behind",
         "manager/cpu.py",
-        "ready = self.catalog.resident(run.group_index, keys, run.start, run.stop)",
-        "ready = self.catalog.resident(run.group_index, keys, run.start, run.stop);"
+        "ready = self.catalog.resident(run.group_index, keys, run.start, run.stop, HOST)",
+        "ready = self.catalog.resident(run.group_index, keys, run.start, run.stop, HOST);"
         " self.catalog.pin(keys, run.start + ready)",
         "a lookup pins what it finds",
     ),
@@ -450,5 +450,56 @@ RULES = (
         "slot_count = share // slot_bytes",
         "slot_count = 1 << (share // slot_bytes).bit_length()",
         "the pool has the next power of two of the slots that fit",
+    ),
+    _rule(
+        "F4 LMCache #1139",
+        "test_identity.py::test_hashes_that_no_other_process_can_compute_are_refused_by_name",
+        "vllm/identity.py",
+        'if algorithm not in SEEDED_ALGORITHMS and "PYTHONHASHSEED" not in environment:',
+        'if algorithm not in (*SEEDED_ALGORITHMS, algorithm) and "PYTHONHASHSEED" not in environment:',
+        "records are kept under names that no other process can compute",
+    ),
+    _rule(
+        "F5 vLLM #39732, #49176",
+        "test_failures_disk.py::"
+        "test_records_that_are_gone_before_their_load_are_computed_and_not_asked_for_again",
+        "manager/ladder.py",
+        "if fate == PartFate.GONE:",
+        "if fate == PartFate.GONE and not fates:",
+        "what a tier has not got is offered again and again",
+    ),
+    _rule(
+        "F5 vLLM #54363",
+        "test_failures_disk.py::"
+        "test_a_flipped_bit_in_a_record_is_found_out_and_the_chunks_before_it_are_used",
+        "tiers/records.py",
+        "if header.payload_digest != digest_of(payload):",
+        "if header.payload_digest == bytes(16):",
+        "a record is believed whatever its payload",
+    ),
+    _rule(
+        "F7 llm-d-kv-cache #457",
+        "test_failures_disk.py::test_a_slow_disk_has_a_bounded_queue_and_nobody_waits_for_it",
+        "manager/lower.py",
+        "most = min(most, max(0, self.plan.queue_bytes - self._open_bytes) // cost)",
+        "most = min(most, self._capacity_bytes // cost)",
+        "writes are planned however many are open",
+    ),
+    _rule(
+        "F8 vLLM #49261, #56311, #55191",
+        "test_identity.py::test_what_shapes_the_bytes_starts_cold_and_is_named",
+        "tiers/fingerprint.py",
+        "return hashlib.sha256(self.text.encode()).digest()",
+        "return hashlib.sha256(self.text[:9].encode()).digest()",
+        "another model, rope factor or parallelism goes by the same name",
+    ),
+    _rule(
+        "F10 LMCache #4564, #1454",
+        "test_failures_disk.py::"
+        "test_a_disk_that_was_full_before_a_restart_is_full_after_it_and_stays_within_its_limit",
+        "manager/warming.py",
+        "self.found_count += self._tier.found(run, self._visit)",
+        "self.found_count += len(run)",
+        "what was there before a restart is not counted",
     ),
 )

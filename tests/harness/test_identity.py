@@ -89,6 +89,7 @@ CHANGES: dict[str, tuple[Callable[[Served], object], list[str]]] = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_shapes_the_bytes_starts_cold_and_is_named(served: Served, change: str) -> None:
+    # vLLM #49261, #56311, #55191
     before = served.fingerprint()
     apply, names = CHANGES[change]
     apply(served)
@@ -107,6 +108,7 @@ def test_a_model_of_the_hub_is_told_by_its_commit() -> None:
 
 
 def test_hashes_that_no_other_process_can_compute_are_refused_by_name() -> None:
+    # LMCache #1139
     for algorithm in ("xxhash", "xxhash_cbor"):
         with pytest.raises(ConfigError, match=f"prefix_caching_hash_algo = '{algorithm}': its seed differs"):
             refuse_random_hashes(algorithm, {})

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from kvtide.jobs import InventoryPiece
-from kvtide.keys import ChunkRun, OffloadKey, make_offload_key
+from kvtide.keys import ChunkRun, make_offload_key
 from kvtide.manager.catalog import CatalogGroup
 from kvtide.manager.lower import LowerTier
 
 WORK_PER_STEP = 1000
-"""What one step does at most, in chunks that are put into the books: about two milliseconds."""
+"""What one step does at most, in microseconds or so: twice that on a busy core."""
 
-TOLD, SORTED, PUT, FORGOTTEN = 0.5, 0.2, 1.0, 0.25
-"""What a record costs when it is told, sorted, put into the books and looked at in the end, in the same."""
+TOLD, SORTED, PUT, PROMPT, FORGOTTEN = 0.7, 0.2, 1.0, 15.0, 0.5
+"""What a record costs when it is told, sorted, put into the books and forgotten, and what a prompt does."""
 
 BATCH = 64
 """Records that are handled between two looks at what a step has done."""
@@ -55,16 +55,26 @@ class _Segment:
         return [name for part in reversed(parts) for name in part]
 
 
+SHARDS = 256
+"""A dictionary of a hundred thousand names stops a step for ten milliseconds when it grows; these do not."""
+
+
 @dataclass(slots=True)
 class _Found:
-    """Of one group, by hash: chunk index, when it was written, and the parent's hash, one after another.
+    """Names of one group that begin with one byte.
 
-    As bytes, which the garbage collector passes over: a hundred thousand tuples would stop a step for long.
+    Attributes:
+        records: Chunk index, when it was written, and the parent's hash, one after another. As bytes, which
+            the garbage collector passes over: a hundred thousand tuples would stop a step for long.
+        partly: Ranks that have it, while some have not said.
+        parents: Names that something extends.
+        settled: What has been put into the books, and where it stands; None for what is of no use.
     """
 
     records: dict[bytes, bytes] = field(default_factory=dict)
-    partly: dict[bytes, int] = field(default_factory=dict)  # ranks that have it, while some have not said
-    settled: dict[bytes, _Segment | None] = field(default_factory=dict)  # None: of no use
+    partly: dict[bytes, int] = field(default_factory=dict)
+    parents: set[bytes] = field(default_factory=set)
+    settled: dict[bytes, _Segment | None] = field(default_factory=dict)
 
 
 class Warming:
@@ -99,8 +109,8 @@ class Warming:
         """
         self._generation = generation
         self._pieces: deque[InventoryPiece] = deque()
-        self._found = [_Found() for _ in self._groups]
-        self._parents: set[bytes] = set()
+        # Of each group, by the first byte of a name.
+        self._found = [tuple(_Found() for _ in range(SHARDS)) for _ in self._groups]
         self._oldest_s = self._newest_s = 0
         self._lasts = 0
         self._visit = 0
@@ -155,7 +165,9 @@ class Warming:
             if group >= len(self._found):
                 continue
             name = hashes[at * width : (at + 1) * width]
-            found, wanted = self._found[group], piece.shard_counts[group]
+            found, wanted = self._found[group][name[0]], piece.shard_counts[group]
+            if name in found.records:
+                continue  # more ranks can read it than have to
             if wanted > 1:
                 said = found.partly.get(name, 0) + 1
                 if said < wanted:
@@ -165,7 +177,7 @@ class Warming:
             parent = parents[at * width : (at + 1) * width]
             found.records[name] = indices[4 * at : 4 * at + 4] + written[8 * at : 8 * at + 8] + parent
             if group == self._spine and parent != nothing:
-                self._parents.add(parent)
+                self._found[group][parent[0]].parents.add(parent)
         if written:
             times = np.frombuffer(written, dtype=np.uint64)
             self._oldest_s = min(self._oldest_s or int(times.min()), int(times.min()))
@@ -175,22 +187,22 @@ class Warming:
     def _sort(self, spine: int, leaves: list[list[bytes]]) -> Iterator[float]:
         """Put what nothing extends into ``leaves``, by age."""
         span_s = max(1, self._newest_s - self._oldest_s)
-        for at, (name, record) in enumerate(self._found[spine].records.items()):
-            if not at % BATCH:
-                yield BATCH * SORTED
-            if name not in self._parents:
-                written_at_s = int.from_bytes(record[4:12], sys.byteorder)
-                leaves[(written_at_s - self._oldest_s) * (BUCKETS - 1) // span_s].append(name)
+        for found in self._found[spine]:
+            for name, record in found.records.items():
+                if name not in found.parents:
+                    written_at_s = int.from_bytes(record[4:12], sys.byteorder)
+                    leaves[(written_at_s - self._oldest_s) * (BUCKETS - 1) // span_s].append(name)
+            yield SORTED * (1 + len(found.records))
 
     def _take_in(self, spine: int, leaf: bytes) -> Iterator[float]:
         """Put one prompt into the books, or have it forgotten."""
-        found = self._found[spine]
+        group = self._found[spine]
         own: list[bytes] = []
         name: bytes | None = leaf
-        index = _place_of(found.records[leaf])
+        index = _place_of(group[leaf[0]].records[leaf])
         # A record that stands where it cannot is none; with that no chain of parents is endless.
-        while name is not None and name not in found.settled:
-            record = found.records.get(name)
+        while name is not None and name not in group[name[0]].settled:
+            record = group[name[0]].records.get(name)
             if record is None or _place_of(record) != index:
                 break
             own.append(name)
@@ -198,61 +210,72 @@ class Warming:
             name, index = parent if any(parent) else None, index - 1
             if not len(own) % BATCH:
                 yield BATCH * TOLD
-        above = None if name is None else found.settled.get(name)
-        if index >= 0 if name is None else above is None or _place_of(found.records[name]) != index:
-            found.settled.update(dict.fromkeys(own))
-            self._tier.forget_found([make_offload_key(one, spine) for one in own])
-            yield FORGOTTEN * (1 + len(own))
-            return
-        own.reverse()
-        segment = _Segment(above, index + 1, own)
-        found.settled.update(dict.fromkeys(own, segment))
-        names = segment.prefix(index + 1 + len(own))
-        self._visit -= 1
-        for start in range(index + 1, len(names), 4 * BATCH):
-            stop = min(start + 4 * BATCH, len(names))
-            self._put(ChunkRun(names, spine, 1, start, stop))
-            for other, group in enumerate(self._groups):
-                if other != spine:
-                    self._put_beside(other, group, names, start, stop)
-            yield PUT * (10 + stop - start)
+        above, whole = None, name is None and index < 0
+        if name is not None:
+            above = group[name[0]].settled.get(name)
+            whole = above is not None and _place_of(group[name[0]].records[name]) == index
+        if whole:
+            own.reverse()
+            yield from self._put_all(spine, _Segment(above, index + 1, own))
+        else:
+            yield from self._forget(spine, own)
 
-    def _put_beside(self, index: int, group: CatalogGroup, names: list[bytes], start: int, stop: int) -> None:
+    def _put_all(self, spine: int, segment: _Segment) -> Iterator[float]:
+        """Put what a prompt does not share with others before it into the books."""
+        group, first = self._found[spine], segment.start
+        names = segment.prefix(first + len(segment.names))
+        self._visit -= 1
+        yield PROMPT + len(names) / 256
+        for start in range(first, len(names), 2 * BATCH):
+            stop = min(start + 2 * BATCH, len(names))
+            for name in names[start:stop]:
+                group[name[0]].settled[name] = segment
+            self._put(ChunkRun(names, spine, 1, start, stop))
+            for other, shape in enumerate(self._groups):
+                if other != spine:
+                    self._put_beside(other, shape, names, start, stop)
+            # Whatever is asked of a long prompt looks at all of it.
+            yield PUT * (stop - start) * len(self._groups) + len(names) / 512
+
+    def _put_beside(self, index: int, shape: CatalogGroup, names: list[bytes], start: int, stop: int) -> None:
         """Put what another group has along positions ``[start, stop)`` of a prompt into the books."""
-        found, first = self._found[index], -1
-        last = stop // group.stride
-        for chunk in range(start // group.stride, last + 1):
-            name = names[(chunk + 1) * group.stride - 1] if chunk < last else b""
-            record = found.records.get(name)
-            if record is not None and _place_of(record) == chunk and name not in found.settled:
+        first, last = -1, stop // shape.stride
+        for chunk in range(start // shape.stride, last + 1):
+            there = False
+            if chunk < last:
+                name = names[(chunk + 1) * shape.stride - 1]
+                found = self._found[index][name[0]]
+                record = found.records.get(name)
+                there = record is not None and _place_of(record) == chunk and name not in found.settled
+            if there:
                 found.settled[name] = None
                 first = chunk if first < 0 else first
             elif first >= 0:
-                self._put(ChunkRun(names, index, group.stride, first, chunk))
+                self._put(ChunkRun(names, index, shape.stride, first, chunk))
                 first = -1
 
     def _put(self, run: ChunkRun) -> None:
         self.found_count += self._tier.found(run, self._visit)
 
-    def _forget_the_rest(self) -> Iterator[float]:
-        """Have forgotten what is part of no prompt, or what not every rank has; and let go of it all.
+    def _forget(self, index: int, names: Sequence[bytes]) -> Iterator[float]:
+        """Have forgotten what is part of no whole prompt."""
+        group = self._found[index]
+        for at in range(0, len(names), BATCH):
+            part = names[at : at + BATCH]
+            for name in part:
+                group[name[0]].settled[name] = None
+            self._tier.forget_found([make_offload_key(name, index) for name in part])
+            yield FORGOTTEN * BATCH
+        yield FORGOTTEN
 
-        A little at a time: to free a large dictionary at once takes long.
-        """
-        for index, found in enumerate(self._found):
-            for known in (found.records, found.partly):
-                while known:
-                    rest: list[OffloadKey] = []
-                    for _ in range(min(BATCH, len(known))):
-                        name, _ = known.popitem()
-                        if name not in found.settled:
-                            rest.append(make_offload_key(name, index))
-                        found.settled.pop(name, None)
-                    self._tier.forget_found(rest)
-                    yield BATCH * FORGOTTEN
-        while self._parents:
-            self._parents.pop()
-            yield FORGOTTEN / 4
+    def _forget_the_rest(self) -> Iterator[float]:
+        """Have forgotten what is of no use, or what not every rank has; and let go of all, bit by bit."""
+        for index, group in enumerate(self._found):
+            for found in group:
+                rest = [name for name in (*found.records, *found.partly) if name not in found.settled]
+                yield from self._forget(index, rest)
+                yield SORTED * (1 + len(found.records))
+                found.records, found.partly, found.parents, found.settled = {}, {}, set(), {}
 
 
 def _place_of(record: bytes) -> int:

@@ -112,7 +112,11 @@ class Promotions:
             state.below.epoch = self._ladder.host.residency_epoch
 
     def became_late(self, promotion: Promotion) -> None:
-        """Have nobody wait for it; its slots stay taken until it has ended."""
+        """Have nobody wait for it; its slots stay taken until it has ended.
+
+        Nor is anything begun for its request again: it goes on with what has come.
+        """
+        promotion.owner.below.attempts = ATTEMPTS
         self._ladder.host.abandon_store(promotion.chunks.run, promotion.chunks.spec)
 
     def ended(self, hop: OpenHop, promotion: Promotion) -> None:

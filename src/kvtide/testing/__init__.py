@@ -5,9 +5,11 @@ from kvtide.testing.compared_host import ComparedHost
 from kvtide.testing.faulty import Ending, Fate, FaultPlan, FaultyDevice
 from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
 from kvtide.testing.held import HeldDevice
+from kvtide.testing.ladder_days import LadderDay
 from kvtide.testing.lane_faults import CallFate, LanePlan
 from kvtide.testing.memory_tier import MemoryTier, Records
 from kvtide.testing.naive_host import NaiveHost
+from kvtide.testing.naive_ladder import NaiveLadder
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
 from kvtide.testing.policies import PolicyTests
 from kvtide.testing.tiers import TierTests
@@ -24,11 +26,13 @@ __all__ = [
     "FaultyTier",
     "HeldDevice",
     "HeldTier",
+    "LadderDay",
     "LanePlan",
     "MemoryTier",
     "NaiveARC",
     "NaiveHost",
     "NaiveLRU",
+    "NaiveLadder",
     "NaivePolicy",
     "PolicyTests",
     "RandomDay",
