@@ -103,6 +103,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._loads: dict[int, _Load] = {}  # by the identity of the spec, which is kept with it
         self._readers = np.zeros(0, dtype=np.int32)  # open copies that read it, per slot
         self._unowned = np.zeros(0, dtype=bool)  # read by a copy alone: free once that has ended
+        self._unowned_count = 0
         self._pinned_count = 0
         self._planned = 0
         self._remains: list[dict[bytes, int]] = []  # of catalogs that were reset
@@ -250,9 +251,12 @@ class CPUOffloadingManager(OffloadingManager):
         self._readers[held] -= 1
         unread = held[self._readers[held] == 0]
         self._pinned_count -= len(unread)
+        if not self._unowned_count:
+            return
         unowned = unread[self._unowned[unread]]
         if len(unowned):
             self._unowned[unowned] = False
+            self._unowned_count -= len(unowned)
             self._slots.free_all(unowned)
             self.room_epoch += 1
 
@@ -345,6 +349,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._unowned[read] = True
         for slots in pending:
             self._unowned[slots] = False
+        self._unowned_count = int(np.count_nonzero(self._unowned))
         self._slots.clear(np.unique(np.concatenate((*pending, read))))
         self._changed()
         self.room_epoch += 1
@@ -361,6 +366,7 @@ class CPUOffloadingManager(OffloadingManager):
         assert free + len(held) == self._slots.capacity, f"{free} free + {len(held)} held != {self.capacity}"
         assert len(read) == self._pinned_count, f"{len(read)} slots are read, {self._pinned_count} counted"
         unowned = set(np.flatnonzero(self._unowned).tolist())
+        assert len(unowned) == self._unowned_count, f"{unowned} are nobody's, {self._unowned_count} counted"
         assert unowned <= read - set(ready) - set(pending), f"slots {unowned} are nobody's and yet somebody's"
         if idle:
             assert not self._loads, f"{len(self._loads)} loads are pinned and no job is open"
@@ -385,6 +391,7 @@ class CPUOffloadingManager(OffloadingManager):
         if self._pinned_count:
             read = self._readers[slots] > 0
             self._unowned[slots[read]] = True
+            self._unowned_count += int(np.count_nonzero(read))
             slots = slots[~read]
         if len(slots):
             self._slots.free_all(slots)
