@@ -98,10 +98,6 @@ def check_budgets(engine: ModelEngine) -> None:
     for tier in lower._ladder.tiers:
         if tier.open_bytes > tier.plan.queue_bytes:
             raise LeakError(f"{tier.plan.name}: {tier.open_bytes} bytes of writes are open")
-        if tier.is_open and tier.used_bytes > tier.capacity_bytes:
-            raise LeakError(
-                f"{tier.plan.name}: {tier.used_bytes} bytes in the books, {tier.capacity_bytes} fit"
-            )
     for hops in hops_of(engine):
         for seat in hops._seats:
             lane = seat.lane
@@ -164,6 +160,8 @@ def check_below(engine: ModelEngine, chance: random.Random, harmed: set[bytes]) 
     for tier in lower._ladder.tiers:
         if not tier.serves:
             raise LeakError(f"{tier.plan.name} is out of service at rest")
+        if tier.used_bytes > tier.capacity_bytes:
+            raise LeakError(f"{tier.plan.name}: {tier.used_bytes} bytes held, {tier.capacity_bytes} fit")
         named: set[bytes] = set()
         for group in engine.connector._geometry.groups:
             names = [name for name, _ in ready_in(engine, group.group_index, tier.index)]
