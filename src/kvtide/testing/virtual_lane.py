@@ -342,6 +342,9 @@ class VirtualLane(Lane):
                 self._discards.append(waiting.part.name.key)
                 self._plan.harmed.add(waiting.part.name.key)
             fate, trouble = PartFate.FAILED, CANCELLED
+        if fate is PartFate.GONE:
+            # Now it is told: whoever keeps books has no excuse.
+            self._plan.harmed.discard(waiting.part.name.key)
         self.books.note(waiting, fate, trouble)
 
     def _make(self, pending: _Pending) -> tuple[PartFate, str | None]:
