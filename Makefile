@@ -4,10 +4,10 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo test sim mutants kill-trial check bench clean
+.PHONY: help setup demo restart-demo test sim mutants kill-trial frozen-disk check bench clean
 
 help: ## what can be run
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## install kvtide, vLLM for the CPU backend and the tools into .venv
 
@@ -16,6 +16,9 @@ $(STAMP): pyproject.toml scripts/setup.sh
 
 demo: setup ## the main job: three real servers, one conversation, a table and a picture
 	@$(BIN)/kvtide demo
+
+restart-demo: setup ## the same with a disk: the server is killed, started again, and asked again
+	@$(BIN)/kvtide demo --restart
 
 test: setup ## units, the harness around vLLM's real scheduler, and the real engine
 	@$(BIN)/python -m pytest tests
@@ -35,6 +38,9 @@ check: setup ## formatting, lint, types, import contracts
 
 kill-trial: setup ## a process that writes to the disk tier is killed at random instants (KILLS=n, 50 without)
 	@$(BIN)/python scripts/kill_trial.py $(if $(KILLS),--kills $(KILLS),)
+
+frozen-disk: setup ## a real engine under load, with a disk whose reads never return and without one (about five minutes)
+	@$(BIN)/python scripts/frozen_disk.py
 
 bench: setup ## benchmarks into build/bench (ONLY=name runs one)
 	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY),)

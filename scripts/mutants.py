@@ -151,7 +151,7 @@ MUTANTS = (
     Mutant(
         "readers-not-counted",
         "F1",
-        "manager/cpu.py",
+        "manager/slots.py",
         "self._readers[held] += 1",
         "self._readers[held] += 0",
         "slots are given to others while a load reads them",
@@ -599,7 +599,7 @@ MUTANTS = (
     Mutant(
         "generation-ignored",
         "F10",
-        "manager/cpu.py",
+        "manager/slots.py",
         "unowned = unread[self._unowned[unread]]",
         "unowned = unread[:0]",
         "slots that a load was reading when the cache was reset are never free again",

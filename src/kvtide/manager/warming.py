@@ -111,6 +111,7 @@ class Warming:
         self._pieces: deque[InventoryPiece] = deque()
         # Of each group, by the first byte of a name.
         self._found = [tuple(_Found() for _ in range(SHARDS)) for _ in self._groups]
+        self._segments: list[_Segment] = []
         self._oldest_s = self._newest_s = 0
         self._lasts = 0
         self._visit = 0
@@ -223,6 +224,7 @@ class Warming:
     def _put_all(self, spine: int, segment: _Segment) -> Iterator[float]:
         """Put what a prompt does not share with others before it into the books."""
         group, first = self._found[spine], segment.start
+        self._segments.append(segment)
         names = segment.prefix(first + len(segment.names))
         self._visit -= 1
         yield PROMPT + len(names) / 256
@@ -276,6 +278,13 @@ class Warming:
                 yield from self._forget(index, rest)
                 yield SORTED * (1 + len(found.records))
                 found.records, found.partly, found.parents, found.settled = {}, {}, set(), {}
+        while self._segments:
+            names = self._segments[-1].names
+            count = min(BATCH, len(names))
+            del names[-BATCH:]
+            if not names:
+                self._segments.pop()
+            yield SORTED * (1 + count)
 
 
 def _place_of(record: bytes) -> int:

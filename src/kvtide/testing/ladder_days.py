@@ -208,7 +208,7 @@ class LadderDay(LadderRanks):
     def _is_free(self, slot: int) -> bool:
         host = self.host
         pending = any(slot in store.slots for store in host._pending)
-        return not (pending or host._readers[slot] or slot in host.catalog.all_slots(0))
+        return not (pending or host._slots._readers[slot] or slot in host.catalog.all_slots(0))
 
     def compare(self) -> None:
         """Compare what tiers are thought to hold, just after a step was told, with names and with events."""

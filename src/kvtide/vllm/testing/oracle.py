@@ -30,7 +30,7 @@ class Oracle:
     """
 
     def __init__(self, memory: DeviceMemory, spare_tokens: int = 2) -> None:
-        self._draw = np.random.default_rng(7)
+        self._draw = np.random.default_rng(8)
         self._contents = [_contents(memory, index) for index in range(len(memory.groups))]
         self.load_weights(0)
         self._spare_tokens = spare_tokens
