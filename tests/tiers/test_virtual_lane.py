@@ -72,7 +72,7 @@ def test_a_damaged_record_is_gone_and_a_generation_voids_what_is_open() -> None:
     rig.submit(1, TierDirection.READ, bytearray(40))
     rig.clock.advance(DEADLINE_S)
     assert rig.fates(1) == [PartFate.GONE]
-    assert NAME.key in rig.plan.harmed
+    assert rig.plan.happened["record damaged"] == 1
     rig.plan.weights = {"slow": 1.0}
     rig.submit(2, TierDirection.WRITE, bytearray(40))
     rig.lane.begin_generation()
