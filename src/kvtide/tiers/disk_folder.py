@@ -80,7 +80,7 @@ class FolderLock:
         except OSError as error:
             raise ConfigError("disk", str(folder), f"cannot be used: {error.strerror}") from None
         try:
-            _locked(self._descriptor)
+            lock_file(self._descriptor)
             self.session = os.urandom(SESSION_BYTES)
             os.pwrite(self._descriptor, self.session, 0)
         except OSError as error:
@@ -112,7 +112,12 @@ def session_of(folder: Path, rank: int) -> bytes:
     raise TierUnavailableError(f"{path}: no rank has this folder yet")
 
 
-def _locked(descriptor: int) -> None:
+def lock_file(descriptor: int) -> None:
+    """Lock a file; whoever only asks whether it is locked has it for an instant.
+
+    Raises:
+        BlockingIOError: Another has it.
+    """
     for left in reversed(range(LOCK_ATTEMPTS)):
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

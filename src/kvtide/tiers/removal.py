@@ -5,14 +5,13 @@ removed, and gives the space back to the file system. Touches nothing without th
 """
 
 import contextlib
-import fcntl
 import os
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtide.errors import ConfigError, TierFullError, TierUnavailableError
+from kvtide.tiers.disk_folder import lock_file
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.holes import punched
 from kvtide.tiers.rank_folder import INDEX_NAMES, RankFolder, reason
@@ -21,7 +20,6 @@ from kvtide.tiers.slabs import ALIGNMENT, Place, slot_bytes_of
 from kvtide.tiers.survey import FINGERPRINTS, DiskFolder, Holding, Holdings, number_of, opened
 
 PLACES_PER_STEP = 1024
-LOCK_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +95,7 @@ def held(path: Path) -> Iterator[DiskFolder]:
             try:
                 descriptor = rank.open("lock", os.O_RDWR | os.O_CREAT)
                 locks.callback(os.close, descriptor)
-                _lock(descriptor)
+                lock_file(descriptor)
             except BlockingIOError:
                 hint = "an instance uses this folder; stop it first"
                 raise ConfigError("PATH", str(rank.path), hint) from None
@@ -195,19 +193,6 @@ def drop_index(rank: RankFolder) -> None:
     for name in INDEX_NAMES:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(name, dir_fd=rank.descriptor)
-
-
-def _lock(descriptor: int) -> None:
-    """Lock a file; whoever only asks whether it is locked has it for an instant."""
-    for left in reversed(range(LOCK_ATTEMPTS)):
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if not left:
-                raise
-            time.sleep(0.01)
-        else:
-            return
 
 
 def _index_of(rank: RankFolder) -> DiskIndex | None:
