@@ -58,6 +58,10 @@ class TierUnavailableError(TierError):
     """Refused, unreachable, or past its deadline."""
 
 
+class NodeUnavailableError(TierUnavailableError):
+    """A part of the medium is; the rest goes on, and the tier is not left out for it."""
+
+
 class TierFullError(TierError):
     """No room: the store is skipped."""
 

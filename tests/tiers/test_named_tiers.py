@@ -78,7 +78,7 @@ def test_a_disk_can_be_what_is_held(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("path", "options", "said"),
     [
-        ("MemoryTier", {}, "name a class by its path"),
+        ("MemoryTier", {}, "or a class by its path"),
         ("kvtide.nowhere.Tier", {}, "cannot be imported"),
         ("kvtide.testing.NoSuchTier", {}, "is not a class of tiers"),
         ("kvtide.testing.VirtualClock", {}, "is not a class of tiers"),

@@ -5,14 +5,14 @@ the calls come from the tier's own threads. ``kvtide.testing.TierTests`` says wh
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
-from kvtide.errors import ConfigError
+from kvtide.errors import ConfigError, TierError
 from kvtide.keys import OffloadKey
-from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordHeader, RecordIdentity
+from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordHeader, RecordIdentity, RecordRun
 
 
 class Written(Enum):
@@ -29,14 +29,19 @@ class TierPlace:
     Attributes:
         identity: Of this rank's records.
         rank: Of this worker, from 0.
-        limit_bytes: Of what this rank may take.
+        limit_bytes: Of what this rank may take; 0 where the settings name no limit.
         options: As the user wrote them.
+        instance: Names this server's present life, the same on all its ranks; no other has the same.
+        writes: Per group, whether this rank writes its records, or another one that has the same bytes; a
+            single one is for all groups.
     """
 
     identity: RecordIdentity
     rank: int
     limit_bytes: int
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    instance: str = ""
+    writes: tuple[bool, ...] = (True,)
 
 
 class Tier(ABC):
@@ -99,6 +104,56 @@ class Tier(ABC):
             TierUnavailableError: Refused, unreachable or out of time; whether it was kept is not known.
         """
 
+    def run_chunks(self, payload_bytes: int) -> int:
+        """Say how many neighbouring chunks ``read_run`` and ``write_run`` are best handed in one call.
+
+        Args:
+            payload_bytes: Of each.
+        """
+        return 1
+
+    def read_run(
+        self, run: RecordRun, payloads: Sequence[memoryview], deadline_s: float
+    ) -> Sequence[bool | TierError]:
+        """Fill each of ``payloads``: what ``read_into`` does, for neighbouring chunks in one call.
+
+        Args:
+            run: The chunks.
+            payloads: For each ``uint8[n]``, all of one length.
+            deadline_s: Seconds from now after which to give up on all of them.
+
+        Returns:
+            For each chunk what ``read_into`` would return, or would raise.
+
+        Raises:
+            TierUnavailableError: Refused, unreachable or out of time: nothing was read.
+        """
+        return [
+            _outcome(self.read_into, key, payload, deadline_s)
+            for key, payload in zip(run.keys(), payloads, strict=True)
+        ]
+
+    def write_run(
+        self, run: RecordRun, payloads: Sequence[memoryview], deadline_s: float
+    ) -> Sequence[Written | TierError]:
+        """Keep a copy of each of ``payloads``: what ``write`` does, for neighbouring chunks in one call.
+
+        Args:
+            run: The chunks.
+            payloads: For each ``uint8[n]``, all of one length.
+            deadline_s: Seconds from now after which to give up on all of them.
+
+        Returns:
+            For each chunk what ``write`` would return, or would raise.
+
+        Raises:
+            TierUnavailableError: Refused, unreachable or out of time; whether anything was kept is not known.
+        """
+        return [
+            _outcome(self.write, name, payload, deadline_s)
+            for name, payload in zip(run.names(), payloads, strict=True)
+        ]
+
     @abstractmethod
     def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
         """Say which keys are here: a hint, the read decides.
@@ -128,6 +183,16 @@ class Tier(ABC):
     @abstractmethod
     def close(self) -> None:
         """End: no call is under way when it returns, and what was written stays."""
+
+
+T = TypeVar("T")
+
+
+def _outcome(call: Callable[..., T], *arguments: Any) -> T | TierError:
+    try:
+        return call(*arguments)
+    except TierError as error:
+        return error
 
 
 class PrivateTier(Tier):

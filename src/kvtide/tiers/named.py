@@ -1,6 +1,6 @@
-"""Tiers that settings name by the path of a class: ``package.module.Class``.
+"""Tiers that settings name: one of ours by its short name, others by the path of a class.
 
-Knows how such a name becomes a tier; does not know any tier.
+Knows how such a name becomes a tier; what a tier needs beside kvtide's core is imported only when it is named.
 """
 
 import importlib
@@ -8,16 +8,26 @@ import importlib
 from kvtide.errors import ConfigError
 from kvtide.tiers.base import Tier, TierPlace
 
+SHORT_NAMES = {
+    "directory": "kvtide.tiers.directory.DirectoryTier",
+    "valkey": "kvtide.tiers.valkey.ValkeyTier",
+    "objects": "kvtide.tiers.objects.ObjectsTier",
+    "mooncake": "kvtide.tiers.mooncake.MooncakeTier",
+}
+
 
 def tier_named(path: str, place: TierPlace) -> Tier:
-    """Build the tier that a path names; it is not opened.
+    """Build the tier that a short name or a path names; it is not opened.
 
     Raises:
         ConfigError: There is no such class, or its options will not do.
     """
+    path = SHORT_NAMES.get(path, path)
     module_name, _, class_name = path.rpartition(".")
     if not module_name:
-        raise ConfigError("tiers", path, "name a class by its path: package.module.Class")
+        raise ConfigError(
+            "tiers", path, f"name {', '.join(SHORT_NAMES)}, or a class by its path: package.module.Class"
+        )
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
     except ImportError as error:

@@ -28,7 +28,7 @@ The layout of version 1, little-endian, ``HEADER_BYTES`` in all, is pinned by a 
 import functools
 import struct
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import xxhash
 
@@ -64,6 +64,53 @@ class ChunkName:
     key: OffloadKey
     parent_hash: bytes | None
     chunk_index: int
+
+
+LEAD_ALIGNMENT = 64
+"""A run of records is told with the hashes before it, back to a chunk whose index is a multiple of this."""
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRun:
+    """Neighbouring chunks of one prefix and group, by name: what a tier may handle in one call.
+
+    Attributes:
+        group_index: Of the group.
+        start: Index of the first chunk, counted from the beginning of the prompt.
+        hashes: Block hashes, one a chunk.
+        parent_hash: Of the chunk before the first, None at the beginning of a prompt.
+        lead: Hashes of the chunks before the first, back to the last multiple of ``LEAD_ALIGNMENT``; shorter,
+            and possibly empty, where whoever asks does not know them.
+    """
+
+    group_index: int
+    start: int
+    hashes: tuple[bytes, ...] = field(repr=False)
+    parent_hash: bytes | None = None
+    lead: tuple[bytes, ...] = field(default=(), repr=False)
+
+    def __len__(self) -> int:
+        return len(self.hashes)
+
+    def keys(self) -> list[OffloadKey]:
+        """Name each chunk."""
+        return [make_offload_key(block_hash, self.group_index) for block_hash in self.hashes]
+
+    def names(self) -> list[ChunkName]:
+        """Name each chunk, and say where it stands."""
+        parents = (self.parent_hash, *self.hashes[:-1])
+        return [
+            ChunkName(key, parent, index)
+            for index, (key, parent) in enumerate(zip(self.keys(), parents, strict=True), self.start)
+        ]
+
+    def between(self, start: int, stop: int) -> "RecordRun":
+        """Some of its chunks; ``start`` and ``stop`` count from the beginning of the prompt."""
+        first, last = start - self.start, stop - self.start
+        before = self.lead + self.hashes[:first]
+        lead = before[max(0, len(before) - start % LEAD_ALIGNMENT) :]
+        parent = before[-1] if before else self.parent_hash
+        return RecordRun(self.group_index, start, self.hashes[first:last], parent, lead)
 
 
 @dataclass(frozen=True, slots=True)
