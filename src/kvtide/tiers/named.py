@@ -1,6 +1,6 @@
 """Tiers that settings name: one of ours by its short name, others by the path of a class.
 
-Knows how such a name becomes a tier; what a tier needs beside kvtide's core is imported only when it is named.
+Knows how such a name becomes a tier; what one needs beside the core is imported only when it is named.
 """
 
 import importlib
