@@ -1,6 +1,5 @@
 """The part of ``kvtide check`` that asks tiers: do their options make sense, do the shared ones answer.
 
-
 Knows how to build a tier that is used for nothing else; does not know any medium.
 """
 
