@@ -866,6 +866,15 @@ MUTANTS = (
         "shared",
     ),
     Mutant(
+        "arrives-at-an-old-time",
+        "F5",
+        "scheduler/lower_tiers.py",
+        "if now_s is not None:",
+        "if now_s is not None and now_s < 0:",
+        "after an idle hour an answer of an hour ago is taken for a new one",
+        "shared",
+    ),
+    Mutant(
         "public-after-a-reset",
         "F8",
         "tiers/shared.py",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.manager.shared import CONFIRMED_FOR_S
 from kvtide.scheduler.probes import WAIT_S
 from kvtide.testing import VirtualClock
 from kvtide.testing.shared_memory_tier import Store, is_private
@@ -173,6 +174,19 @@ def test_a_name_of_an_earlier_life_brings_nothing_back_of_it(rig: Rig) -> None:
         rig.ask(f"life {weights} again")
         rig.check()
         rig.restart("one name for all")
+
+
+def test_an_engine_that_was_idle_takes_no_old_answer_for_a_new_one(rig: Rig) -> None:
+    rig.ask("writes")
+    rig.restart()
+    rig.ask("finds")
+    asked = rig.count("tier_probes|shared")
+    rig.engine.scheduler.reset_prefix_cache(reset_connector=False)
+    rig.clock.advance(CONFIRMED_FOR_S + 3.0)
+    # Host memory has it all: only who wants more than that asks.
+    rig.ask("asks for more", [*PROMPT, *range(40, 60)])
+    assert rig.count("tier_probes|shared") == asked + 1
+    assert rig.happened["asked again after a while"] == CHUNKS
 
 
 def test_a_request_is_held_back_for_an_answer_and_no_longer_than_it_may_be(rig: Rig) -> None:
