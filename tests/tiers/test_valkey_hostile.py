@@ -10,6 +10,7 @@ import pytest
 
 from kvtide.errors import CorruptRecordError, TierError, TierFullError, TierUnavailableError
 from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, name_of, payload_of
+from kvtide.tiers import valkey_nodes
 from kvtide.tiers.base import TierPlace
 from kvtide.tiers.valkey import ValkeyTier
 from kvtide.tiers.valkey_facts import line_of
@@ -146,7 +147,10 @@ def test_a_host_that_nobody_knows_is_named() -> None:
     tier.close()
 
 
-def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(serving: Serving) -> None:
+def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
+    serving: Serving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(valkey_nodes, "PATIENCE_S", PATIENCE_S)  # one time-out says nothing yet
     right = threading.Event()
 
     def answer(heard: bytes) -> bytes:

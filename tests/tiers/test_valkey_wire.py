@@ -1,6 +1,7 @@
 """The Redis protocol on one connection, against a peer that answers what it likes."""
 
 import contextlib
+import itertools
 import socket
 import threading
 import time
@@ -190,11 +191,10 @@ def test_records_come_whole_in_whatever_pieces_they_come(sizes: list[int]) -> No
     said = bulk(value) * 2
 
     def piecewise() -> None:
-        at = 0
-        for size in sizes:
-            peer._theirs.sendall(said[at : at + size])
-            at += size
-        peer._theirs.sendall(said[at:])
+        cuts = [0, *itertools.accumulate(sizes), len(said)]
+        for start, stop in itertools.pairwise(sorted(min(cut, len(said)) for cut in cuts)):
+            if start < stop:
+                peer._theirs.sendall(said[start:stop])
 
     try:
         peer._run(piecewise)

@@ -105,13 +105,7 @@ class ValkeyTier(SharedTier):
         return found
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
-        deadline = Deadline.after(DISCARD_S)
-        for first in range(0, len(keys), KEYS_AT_ONCE):
-            names = [self._name_of(key) for key in keys[first : first + KEYS_AT_ONCE]]
-            answers = self._ask_counts(b"UNLINK", names, deadline)
-            trouble = [answer for answer in answers if isinstance(answer, TierError)]
-            if trouble:
-                logger.debug("%d records were not discarded: %s", len(trouble), trouble[0])
+        self._forget(keys, Deadline.after(DISCARD_S))
 
     def ping(self, deadline_s: float) -> str:
         return facts_of(self._routes, self._settings.prefix, Deadline.after(deadline_s))
@@ -139,30 +133,37 @@ class ValkeyTier(SharedTier):
             get(wire, [records[index] for index in indexes], said, share)
 
         found = self._routes.ask([record.key for record in records], talk, deadline)
-        return [self._judged(key, record, one) for key, record, one in zip(keys, records, found, strict=True)]
+        judged = [self._judged(*each) for each in zip(keys, records, found, strict=True)]
+        corrupt = [key for key, one in zip(keys, judged, strict=True) if isinstance(one, CorruptRecordError)]
+        if corrupt:
+            self._forget(corrupt, deadline)
+        return judged
 
     def _judged(self, key: OffloadKey, record: Taken, found: Found | TierError) -> bool | TierError:
-        """Hold what came against what was asked for; what is wrong is forgotten."""
+        """Hold what came against what was asked for."""
         if found is Found.NOTHING:
             return False
-        error: TierError
-        if isinstance(found, TierError):
-            error = found
-        elif found is Found.OTHER_LENGTH:
-            error = CorruptRecordError(
+        if found is Found.OTHER_LENGTH:
+            found = CorruptRecordError(
                 f"a value of another length, where {record.payload.nbytes} bytes are due"
             )
-        else:
+        elif found is Found.RECORD:
             try:
                 self.check(record.header, key, record.payload)
-            except CorruptRecordError as trouble:
-                error = trouble
-            else:
                 return True
-        if isinstance(error, CorruptRecordError):
-            self.discard([key])
-            return CorruptRecordError(f"{self._settings.address}: {error}; the record is forgotten")
-        return error
+            except CorruptRecordError as error:
+                found = error
+        if isinstance(found, CorruptRecordError):
+            return CorruptRecordError(f"{self._settings.address}: {found}; the record is forgotten")
+        return found
+
+    def _forget(self, keys: Sequence[OffloadKey], deadline: Deadline) -> None:
+        for first in range(0, len(keys), KEYS_AT_ONCE):
+            names = [self._name_of(key) for key in keys[first : first + KEYS_AT_ONCE]]
+            answers = self._ask_counts(b"UNLINK", names, deadline)
+            trouble = [answer for answer in answers if isinstance(answer, TierError)]
+            if trouble:
+                logger.debug("%d records were not discarded: %s", len(trouble), trouble[0])
 
     def _write(
         self, names: Sequence[ChunkName], payloads: Sequence[memoryview], deadline: Deadline

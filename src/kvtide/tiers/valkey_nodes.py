@@ -83,6 +83,7 @@ class Node:
         self._lent_count = 0
         self._closed = False
         self._trouble = ""
+        self._answered = False
         self.trouble_count = self.connection_count = 0
 
     def __repr__(self) -> str:
@@ -105,7 +106,7 @@ class Node:
             TierUnavailableError: Or ``NodeUnavailableError``, when it is one of several: out, unreachable,
                 refused, out of time.
         """
-        self._enter(anyway)
+        self._enter(deadline, anyway)
         wire: Wire | None = None
         began_s = time.monotonic()
         ended_well = False
@@ -157,11 +158,14 @@ class Node:
         for wire in idle:
             wire.close()
 
-    def _enter(self, anyway: bool) -> None:
+    def _enter(self, deadline: Deadline, anyway: bool) -> None:
+        now_s = time.monotonic()
         with self._changed:
+            if now_s >= deadline.at_s:  # whoever took the time, it was not this node
+                raise self._error(f"{self.address} was not asked in time")
             if self._closed:
                 raise self._error(f"{self.address} is not used any more")
-            if not self._breaker.allows(time.monotonic()) and not anyway:
+            if not self._breaker.allows(now_s) and not anyway:
                 raise self._error(f"{self.address} is left out for a while: {self._trouble}")
             self._lent_count += 1
 
@@ -170,6 +174,7 @@ class Node:
             self._lent_count -= 1
             self._changed.notify_all()
             if ended_well:
+                self._answered = True
                 self._breaker.succeeded()
             if wire is not None and ended_well and not wire.spent and not self._closed:
                 self._idle.append(wire)
@@ -200,6 +205,8 @@ class Node:
     def _failed(self, error: Exception, waited_s: float) -> TierUnavailableError:
         """Note trouble; a time-out of a very short deadline alone does not say much."""
         trouble = f"{self.address} {in_words(error)}"
+        if not self._answered:
+            trouble += _first_hint(error, self._access.tls)
         hasty = isinstance(error, TimeoutError) and waited_s < PATIENCE_S
         self._note(trouble, 1 if hasty else TROUBLE_LIMIT)
         return self._error(trouble)
@@ -303,6 +310,15 @@ def _greet(wire: Wire, access: Access, deadline: Deadline) -> None:
         raise BrokenWireError(
             "does not accept AUTH: if it has no password, leave out username, password_env and password_file"
         )
+
+
+def _first_hint(error: Exception, tls: bool) -> str:
+    """Say what it may be when a server has never answered: one side speaks TLS and the other does not."""
+    if tls and isinstance(error, TimeoutError):
+        return "; if the port does not speak TLS, give redis:// in tiers.options.url"
+    if not tls and isinstance(error, BrokenWireError | ConnectionResetError | BrokenPipeError):
+        return "; if the port speaks TLS, give rediss:// in tiers.options.url"
+    return ""
 
 
 def in_words(error: Exception) -> str:
