@@ -14,7 +14,7 @@ from kvtide.tiers.base import TierPlace
 from kvtide.tiers.mooncake import MooncakeTier
 from kvtide.tiers.mooncake_client import DEFAULT_VARIABLES
 from kvtide.tiers.mooncake_options import MooncakeOptions, options_from
-from kvtide.tiers.named import SHORT_NAMES, tier_named
+from kvtide.tiers.named import SHORT_NAMES, check_tier, tier_named
 
 MASTER = "127.0.0.1:50051"
 
@@ -98,6 +98,8 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     place = TierPlace(IDENTITY, 0, 0, {"master": MASTER})
     with pytest.raises(ConfigError, match=r"pip install 'kvtide\[mooncake\]'"):
         tier_named("mooncake", place)
+    with pytest.raises(ConfigError, match=r"pip install 'kvtide\[mooncake\]'"):
+        check_tier("mooncake", "mooncake", 0, {"master": MASTER})
     with pytest.raises(ConfigError, match=r"tiers\.options\.protocol"):
         MooncakeTier.build(TierPlace(IDENTITY, 0, 0, {"master": MASTER, "protocol": "udp"}))
 

@@ -10,8 +10,8 @@ import importlib.metadata
 import logging
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -68,9 +68,13 @@ class MooncakeTier(SharedTier):
     @classmethod
     def build(cls, place: TierPlace) -> Self:
         """From ``{"master": "host:port"}`` and what else ``MooncakeOptions`` has."""
-        options = options_from(place.options)
+        cls.check_options(place.options)
+        return cls(place, options_from(place.options))
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        options_from(options)
         require_library()
-        return cls(place, options)
 
     def open(self) -> None:
         self._exist([f"kv1/open/{uuid.uuid4().hex}"], time.monotonic() + OPEN_LIMIT_S)
