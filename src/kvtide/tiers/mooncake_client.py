@@ -260,7 +260,7 @@ class Child:
         self._process.kill()
         code = self._process.wait()
         how = f"; signal {-code}" if code < 0 and code != -9 else ""
-        return TierUnavailableError(f"{self.where}: its client process is ended: {why}{how}")
+        return TierUnavailableError(f"{self.where}: {why}{how} (its client process is ended)")
 
     def close(self) -> None:
         """End the process; no call is under way when it returns."""
