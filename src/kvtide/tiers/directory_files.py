@@ -35,6 +35,9 @@ TOUCH_REST_S = 300
 """So long a record counts as just used: one that is read all the time is written to no more often."""
 
 GONE = {errno.ENOENT, errno.ENOTDIR}
+GONE_WHILE_OPEN = {errno.ESTALE, errno.ENOENT, errno.EBADF}
+"""What is said of an open file that another host has removed, by NFS and by JuiceFS."""
+
 FULL = {errno.ENOSPC, errno.EDQUOT}
 NO_FILE = {errno.ELOOP, errno.ENXIO, errno.ENODEV}
 """What opening a link, a socket or a device says, as we open."""
@@ -123,7 +126,7 @@ class RecordFile:
                 )
             _move(os.preadv, self._descriptor, memoryview(header), payload, until_s, self._path)
         except OSError as error:
-            if error.errno == errno.ESTALE:  # NFS: there is no file behind the open one any more
+            if error.errno in GONE_WHILE_OPEN:
                 return None
             raise
         return header

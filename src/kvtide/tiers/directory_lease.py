@@ -9,13 +9,12 @@ Knows the file; does not know records or limits.
 """
 
 import contextlib
-import errno
 import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from kvtide.tiers.directory_files import publish
+from kvtide.tiers.directory_files import GONE_WHILE_OPEN, publish
 from kvtide.tiers.directory_names import LEASE, own_token, temporary_in
 
 LEASE_BYTES = 256
@@ -167,16 +166,17 @@ class Lease:
         except FileNotFoundError:
             return False
         try:
-            text = unpack_lease(os.pread(descriptor, LEASE_BYTES, 0))
-            if text is None or text.token != self._token:
-                return False
-            os.pwrite(descriptor, self._text().pack(), 0)
+            try:
+                text = unpack_lease(os.pread(descriptor, LEASE_BYTES, 0))
+                if text is None or text.token != self._token:
+                    return False
+                os.pwrite(descriptor, self._text().pack(), 0)
+            finally:
+                os.close(descriptor)
         except OSError as error:
-            if error.errno == errno.ESTALE:
+            if error.errno in GONE_WHILE_OPEN:
                 return False
             raise
-        finally:
-            os.close(descriptor)
         return True
 
     def _text(self) -> LeaseText:
@@ -191,10 +191,11 @@ def _read(path: str) -> bytes | None:
     except FileNotFoundError:
         return None
     try:
-        return os.pread(descriptor, LEASE_BYTES, 0)
+        try:
+            return os.pread(descriptor, LEASE_BYTES, 0)
+        finally:
+            os.close(descriptor)
     except OSError as error:
-        if error.errno == errno.ESTALE:
+        if error.errno in GONE_WHILE_OPEN:
             return None
         raise
-    finally:
-        os.close(descriptor)

@@ -10,6 +10,7 @@
 Knows names; opens nothing.
 """
 
+import functools
 import os
 import re
 import socket
@@ -41,8 +42,12 @@ def spread(block_hash: bytes) -> str:
 
 def own_token() -> str:
     """Name that nobody else on any host has, or had before: ``host-pid-random``."""
-    host = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:32] or "host"
-    return f"{host}-{os.getpid()}-{os.urandom(8).hex()}"
+    return f"{_host()}-{os.getpid()}-{os.urandom(8).hex()}"
+
+
+@functools.cache
+def _host() -> str:
+    return re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:32] or "host"
 
 
 def temporary_in(folder: str) -> str:
