@@ -30,7 +30,7 @@ from kvtide.tiers import directory_files
 from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.directory import DirectoryTier
 from kvtide.tiers.directory_files import RecordFile, publish
-from kvtide.tiers.named import tier_named
+from kvtide.tiers.named import check_tier, tier_named
 from kvtide.tiers.records import HEADER_BYTES, RecordIdentity, RecordRun
 
 GIB = 1 << 30
@@ -429,7 +429,7 @@ def test_a_ping_says_where_it_is_and_leaves_nothing(tier: DirectoryTier, tmp_pat
     before = {path for path in tmp_path.rglob("*") if path.is_file()}
     said = tier.ping(DEADLINE_S)
     assert str(tmp_path / "tier") in said
-    assert "bytes free" in said
+    assert " free" in said
     assert "unknown" not in said
     assert {path for path in tmp_path.rglob("*") if path.is_file()} == before
 
@@ -474,3 +474,5 @@ def test_options_that_will_not_do_are_refused_by_name(
     with pytest.raises(ConfigError, match=said) as caught:
         tier_named("directory", TierPlace(IDENTITY, 0, 0, options))
     assert caught.value.setting == setting
+    with pytest.raises(ConfigError, match=said):
+        check_tier("directory", "directory", 0, options)

@@ -9,10 +9,10 @@ import contextlib
 import logging
 import os
 import time
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
 
 from kvtide.errors import (
     ConfigError,
@@ -70,14 +70,14 @@ class DirectoryOptions(BaseModel):
         return os.path.normpath(path)
 
 
-def options_of(place: TierPlace) -> DirectoryOptions:
+def options_of(options: Mapping[str, Any]) -> DirectoryOptions:
     """Read what the user wrote.
 
     Raises:
         ConfigError: It will not do; names the option.
     """
     try:
-        return DirectoryOptions.model_validate(dict(place.options))
+        return DirectoryOptions.model_validate(dict(options))
     except ValidationError as error:
         first = error.errors()[0]
         setting = ".".join(("tiers.options", *(str(part) for part in first["loc"])))
@@ -89,6 +89,11 @@ def options_of(place: TierPlace) -> DirectoryOptions:
         value = "" if first["type"] == "missing" else first["input"]
         said = first["msg"].removeprefix("Value error, ")
         raise ConfigError(setting, value, hints.get(first["type"], said)) from None
+
+
+def shown(byte_count: int) -> str:
+    """Write a number of bytes for people."""
+    return ByteSize(byte_count).human_readable()
 
 
 class DirectoryTier(SharedTier):
@@ -109,7 +114,11 @@ class DirectoryTier(SharedTier):
 
     @classmethod
     def build(cls, place: TierPlace) -> Self:
-        return cls(place, options_of(place))
+        return cls(place, options_of(place.options))
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        options_of(options)
 
     def open(self) -> None:
         for warning in self._folder.open():
@@ -180,9 +189,9 @@ class DirectoryTier(SharedTier):
             raise TierUnavailableError(f"{error}; make room, or set a limit") from None
         with told_as_tier_errors(self._path):
             status, count = os.statvfs(self._path), last_count(self._path)
-        free_bytes, total_bytes = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
-        said = f"{self._path} on {file_system_of(self._path)}: {free_bytes} of {total_bytes} bytes free"
-        return said if count is None else f"{said}, {count.used_bytes} taken by records when last counted"
+        free, total = (shown(blocks * status.f_frsize) for blocks in (status.f_bavail, status.f_blocks))
+        said = f"{self._path} on {file_system_of(self._path)}: {free} of {total} free"
+        return said if count is None else f"{said}, records took {shown(count.used_bytes)} when last counted"
 
     # -- inside -----------------------------------------------------------------------------------
 

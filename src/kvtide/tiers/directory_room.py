@@ -2,7 +2,9 @@
 
 The limit is of all that write there together, and they do not know of each other. What they know is what was
 counted last (``directory_lease``), which is some time ago. So each writes no more than a share of the limit
-until it is counted again, whatever happens. Knows numbers; does not know files.
+until it is counted again, whatever happens: what comes while it is counted may not be in that count, and so
+the folder is never beyond the limit by more than the tolerance and two shares for each. Knows numbers; does
+not know files.
 """
 
 import threading
