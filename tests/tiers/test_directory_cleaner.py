@@ -187,7 +187,7 @@ def test_an_unfinished_file_is_not_removed_for_want_of_room(tmp_path: Path) -> N
     unfinished.write_bytes(bytes(10 * UNIT_BYTES))
     age(unfinished, 3000)
     record = put(tmp_path, 1, 10)
-    assert Cleaner(str(tmp_path), UNIT_BYTES).round()
+    assert Cleaner(str(tmp_path), 5 * UNIT_BYTES).round()
     assert unfinished.exists()
     assert not record.exists()
 
