@@ -1,4 +1,4 @@
-"""vLLM's own OffloadingConnector with a tier of ours below its host memory: exact answers, also after a restart."""
+"""vLLM's own OffloadingConnector with a tier of ours below its host memory: exact, also after a restart."""
 
 import mmap
 import time
