@@ -182,11 +182,11 @@ class Ladder:
 
     # -- up -------------------------------------------------------------------------------------
 
-    def restore_point(self, run: ChunkRun) -> int:
-        """Do what ``OffloadingManager.restore_point`` does, over all tiers in service."""
+    def restore_point(self, run: ChunkRun, only: Sequence[int] | None = None) -> int:
+        """Do what ``OffloadingManager.restore_point`` does, over all tiers in service, or over some."""
         stride = self.host.groups[run.group_index].stride
         keys, _, stop = run.positions(stride)
-        return self.host.catalog.restore_point(keys, stop) // stride
+        return self.host.catalog.restore_point(keys, stop, only) // stride
 
     def sources(self, run: ChunkRun) -> list[Source]:
         """Say where to get the chunks of a run that are not in host memory and not on their way.
