@@ -14,14 +14,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import vllm
 
-from kvtide.errors import ConfigError
 from kvtide.jobs import JobId
 from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import PrivateTier, Tier, TierPlace
 from kvtide.tiers.breaker import BreakerState
 from kvtide.tiers.disk_folder import KnownFingerprints
 from kvtide.tiers.fingerprint import Fingerprint
-from kvtide.tiers.named import tier_named
+from kvtide.tiers.named import check_tier, tier_named
 from kvtide.tiers.records import ChunkName, RecordIdentity
 from kvtide.transfer.lane import PartFate, TierDirection, TierPart, TierState
 from kvtide.transfer.tier_lane import FULL, LaneSettings, TierLane
@@ -117,20 +116,16 @@ class KVTideTier(SecondaryTierManager):  # type: ignore[misc]
         self, spec: "TieringOffloadingSpec", settings: SecondarySettings, fingerprint: Fingerprint
     ) -> Tier:
         """Make the tier; replicas of a data-parallel server share its limit."""
+        options = self._options(spec, settings)
+        check_tier(settings.path, self.tier_type, settings.limit, options)
         place = TierPlace(
             RecordIdentity(fingerprint.digest),
             0,
             settings.limit // spec.config.parallel.data_parallel_size,
-            self._options(spec, settings),
-            f"{spec.config.engine_id}-{uuid.uuid4().hex}",
+            options,
+            f"{spec.config.engine_id}/{uuid.uuid4().hex}",
         )
-        tier = tier_named(settings.path, place)
-        if isinstance(tier, PrivateTier) and not settings.limit:
-            tier.close()
-            raise ConfigError(
-                f"secondary_tiers.{self.tier_type}.limit", 0, "say how much it may take, such as 200GiB"
-            )
-        return tier
+        return tier_named(settings.path, place)
 
     def _options(self, spec: "TieringOffloadingSpec", settings: SecondarySettings) -> dict[str, Any]:
         """The tier's own options."""
