@@ -7,10 +7,12 @@ import uuid
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from random import Random
+from types import SimpleNamespace
 from typing import Any, ClassVar, Self
 
 import numpy as np
 import pytest
+from vllm.config import KVTransferConfig, VllmConfig
 from vllm.v1.kv_offload.base import LookupResult, ReqContext, ScheduleEndContext
 from vllm.v1.kv_offload.config import (
     OffloadingCacheConfig,
@@ -29,10 +31,12 @@ from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.records import HEADER_BYTES, ChunkName
 from kvtide.tiers.shared import SharedTier
 from kvtide.vllm.plugin import SECONDARY_MODULE, SECONDARY_TIERS, register
+from kvtide.vllm.secondary_identity import vllm_config_behind
+from kvtide.vllm.secondary_settings import settings_of
 
 ROW_BYTES = 8192
 ROWS = 8
-PATIENCE_S = 60.0
+PATIENCE_S = 20.0
 """After which a test is taken to hang; nothing here needs more than a few seconds."""
 
 MEMORY = {"type": "kvtide-tier", "class": "kvtide.testing.memory_tier.MemoryTier"}
@@ -97,7 +101,14 @@ def content_of(key: OffloadKey) -> np.ndarray:
 class Tiering:
     """vLLM's tiering manager above one of our tiers, and a request that stores and loads through it."""
 
-    def __init__(self, entry: dict[str, Any], opens: bool = True, dtype: str = "bfloat16") -> None:
+    def __init__(
+        self,
+        entry: dict[str, Any],
+        opens: bool = True,
+        dtype: str = "bfloat16",
+        replica: int = 0,
+        replicas: int = 1,
+    ) -> None:
         entry = {"identity": "a test", **({} if "path" in entry else {"limit": "64MiB"}), **entry}
         config = OffloadingConfig(
             groups=tuple(OffloadingGroupConfig(16, (f"layer-{group}",), group) for group in range(2)),
@@ -107,7 +118,7 @@ class Tiering:
             engine_id=f"kvtide-test-{uuid.uuid4().hex}",
             model=OffloadingModelConfig("tiny", dtype),
             cache=OffloadingCacheConfig(16, 1),
-            parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, 0, 1, None, False),
+            parallel=OffloadingParallelConfig(0, 1, 1, 1, 1, 1, replica, replicas, None, False),
         )
         self.spec = TieringOffloadingSpec(config)
         self.manager = self.spec.get_manager()
@@ -429,6 +440,9 @@ def test_stores_beyond_the_queue_are_skipped(tiering: Callable[..., Tiering], tm
     switch.unlink()
     one.settle()
     assert set(one.inner.inner.records) == set(keys_of(22, 4))
+    one.pushed_out()
+    one.kept(keys_of(23, 4))  # offered anew
+    assert set(one.inner.inner.records) >= set(keys_of(23, 4))
 
 
 def test_a_tier_that_cannot_be_opened_takes_and_promises_nothing(tiering: Callable[..., Tiering]) -> None:
@@ -436,6 +450,30 @@ def test_a_tier_that_cannot_be_opened_takes_and_promises_nothing(tiering: Callab
     one.kept(keys_of(24, 4))
     one.pushed_out()
     assert one.load(keys_of(24, 4)) == 0
+
+
+class Noting(MemoryTier):
+    """Notes who calls."""
+
+    callers: ClassVar[set[str]] = set()
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in {"open", "read_into", "write", "contains", "discard", "begin_generation", "inventory"}:
+            Noting.callers.add(threading.current_thread().name)
+        return super().__getattribute__(name)
+
+
+def test_no_call_to_a_tier_is_made_by_vllm_s_own_thread(tiering: Callable[..., Tiering]) -> None:
+    Noting.callers.clear()
+    entry = {"type": "kvtide-tier", "class": f"{__name__}.Noting", "limit": 12 * (ROW_BYTES + HEADER_BYTES)}
+    one, keys = tiering(entry), keys_of(30, 4)
+    one.kept(keys)
+    one.pushed_out()
+    assert one.load(keys) == 4
+    one.kept(keys_of(31, 4))
+    one.manager.reset_cache()
+    one.until(lambda: one.tier._serves)
+    assert Noting.callers == {"kvtide-tier", "kvtide-tier-lookups", "kvtide-tier-survey"}
 
 
 # -- resets and ends -------------------------------------------------------------------------------------
@@ -583,3 +621,46 @@ def test_two_servers_on_one_folder_are_refused_by_name(
     tiering(disk(tmp_path))
     with pytest.raises(ConfigError, match="another instance"):
         tiering(disk(tmp_path))
+
+
+def test_replicas_of_one_server_have_folders_of_their_own_and_share_the_limit(
+    tiering: Callable[..., Tiering], tmp_path: Path
+) -> None:
+    entry = disk(tmp_path, limit="128MiB")
+    first, second = (tiering(entry, replica=index, replicas=2) for index in range(2))
+    first.kept(keys_of(32, 4))
+    assert second.load(keys_of(32, 4)) == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["replica-0", "replica-1"]
+    assert first.tier._state.capacity_bytes <= 64 << 20
+
+
+def test_what_is_not_named_here_is_the_tier_s_own_option() -> None:
+    given = {"path": "/mnt/kv", "url": "redis://there", "threads": 2}
+    settings = settings_of("kvtide-directory", "directory", "REMOTE", given)
+    assert settings.options == {"path": "/mnt/kv", "url": "redis://there"}
+    assert (settings.class_path, settings.threads, settings.locality) == ("directory", 2, "REMOTE")
+
+
+def test_the_configuration_is_the_one_that_the_settings_come_from() -> None:
+    mine, others = (
+        VllmConfig(
+            kv_transfer_config=KVTransferConfig(
+                kv_connector="OffloadingConnector",
+                kv_role="kv_both",
+                kv_connector_extra_config={"cpu_bytes_to_use": 1},
+            )
+        )
+        for _ in range(2)
+    )
+    spec = SimpleNamespace(extra_config=mine.kv_transfer_config.kv_connector_extra_config)
+
+    def called_with(nearer: VllmConfig) -> VllmConfig | None:
+        return vllm_config_behind(spec)
+
+    def asks(further: VllmConfig, nearer: VllmConfig) -> VllmConfig | None:
+        return called_with(nearer)
+
+    found = asks(mine, others)
+    assert found is mine
+    del mine, found
+    assert called_with(others) is None

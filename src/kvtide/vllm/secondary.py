@@ -20,7 +20,7 @@ from kvtide.tiers.base import PrivateTier, Tier, TierPlace
 from kvtide.tiers.breaker import BreakerState
 from kvtide.tiers.disk_folder import KnownFingerprints
 from kvtide.tiers.fingerprint import Fingerprint
-from kvtide.tiers.named import check_tier, tier_named
+from kvtide.tiers.named import check_tier, tier_class, tier_named
 from kvtide.tiers.records import ChunkName, RecordIdentity
 from kvtide.transfer.lane import PartFate, TierDirection, TierPart, TierState
 from kvtide.transfer.tier_lane import FULL, LaneSettings, TierLane
@@ -75,7 +75,7 @@ class KVTideTier(SecondaryTierManager):  # type: ignore[misc]
         ConfigError: A setting is wrong, the folder is in use, or it cannot be told whose bytes these are.
     """
 
-    path: ClassVar[str] = ""
+    class_path: ClassVar[str] = ""
     default_locality: ClassVar[str] = "LOCAL"
     medium = Medium.STORAGE
     cache_hit_source = CacheHitSource.EXTERNAL_UNSPECIFIED
@@ -89,7 +89,7 @@ class KVTideTier(SecondaryTierManager):  # type: ignore[misc]
         **given: Any,
     ) -> None:
         super().__init__(offloading_spec, primary_kv_view, tier_type, backpressure_detector)
-        settings = settings_of(tier_type, self.path, self.default_locality, given)
+        settings = settings_of(tier_type, self.class_path, self.default_locality, given)
         self.locality = Locality(settings.locality)
         rows = HostRows(primary_kv_view)
         fingerprint = row_fingerprint_of(offloading_spec, rows.row_bytes, settings.identity)
@@ -115,17 +115,19 @@ class KVTideTier(SecondaryTierManager):  # type: ignore[misc]
     def _built(
         self, spec: "TieringOffloadingSpec", settings: SecondarySettings, fingerprint: Fingerprint
     ) -> Tier:
-        """Make the tier; replicas of a data-parallel server share its limit."""
+        """Make the tier; replicas of a data-parallel server share the limit of what each has for itself."""
         options = self._options(spec, settings)
-        check_tier(settings.path, self.tier_type, settings.limit, options)
+        check_tier(settings.class_path, self.tier_type, settings.limit, options)
+        private = issubclass(tier_class(settings.class_path), PrivateTier)
+        replicas = spec.config.parallel.data_parallel_size if private else 1
         place = TierPlace(
             RecordIdentity(fingerprint.digest),
             0,
-            settings.limit // spec.config.parallel.data_parallel_size,
+            settings.limit // replicas,
             options,
             f"{spec.config.engine_id}/{uuid.uuid4().hex}",
         )
-        return tier_named(settings.path, place)
+        return tier_named(settings.class_path, place)
 
     def _options(self, spec: "TieringOffloadingSpec", settings: SecondarySettings) -> dict[str, Any]:
         """The tier's own options."""
@@ -320,7 +322,7 @@ def _told(end: JobEnd, row_bytes: int) -> JobResult:
 class KVTideDisk(KVTideTier):
     """A private folder on a local disk."""
 
-    path = "kvtide.tiers.disk.DiskTier"
+    class_path = "kvtide.tiers.disk.DiskTier"
     cache_hit_source = CacheHitSource.DISK
 
     def _built(
@@ -345,26 +347,26 @@ class KVTideDisk(KVTideTier):
 class KVTideDirectory(KVTideTier):
     """A directory that many servers share."""
 
-    path = "directory"
+    class_path = "directory"
     default_locality = "REMOTE"
 
 
 class KVTideValkey(KVTideTier):
     """A Valkey or Redis that many servers share."""
 
-    path = "valkey"
+    class_path = "valkey"
     default_locality = "REMOTE"
 
 
 class KVTideObjects(KVTideTier):
     """A bucket of an object store."""
 
-    path = "objects"
+    class_path = "objects"
     default_locality = "REMOTE"
 
 
 class KVTideMooncake(KVTideTier):
     """A Mooncake store."""
 
-    path = "mooncake"
+    class_path = "mooncake"
     default_locality = "REMOTE"

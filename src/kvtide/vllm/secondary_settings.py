@@ -28,8 +28,8 @@ class SecondarySettings(BaseModel):
     """One entry of ``secondary_tiers``.
 
     Attributes:
-        path: Of the tier's class, or its short name.
-        limit: Bytes that the tier may take, all replicas together; 0 where none is named.
+        class_path: Of the tier's class, or its short name.
+        limit: Bytes that the tier may take, all replicas of this server together; 0 where none is named.
         threads: Calls at once.
         queue: Bytes of writes that may wait or be under way; vLLM keeps their rows as long.
         deadline_s: For each call, and for an answer to a lookup.
@@ -39,9 +39,9 @@ class SecondarySettings(BaseModel):
         locality: As vLLM calls it, for its filters and events.
     """
 
-    model_config = ConfigDict(frozen=True, extra="allow", populate_by_name=True)
+    model_config = ConfigDict(frozen=True, extra="allow")
 
-    path: str = Field(alias="class", min_length=3)
+    class_path: str = Field(alias="class", min_length=3)
     limit: ByteSize = Field(default=ByteSize(0), ge=0)
     threads: int = Field(default=4, ge=1, le=32)
     queue: ByteSize = Field(default=ByteSize(256 << 20), gt=0)
@@ -57,21 +57,23 @@ class SecondarySettings(BaseModel):
         return dict(self.model_extra or {})
 
 
-def settings_of(tier_type: str, path: str, locality: str, given: Mapping[str, Any]) -> SecondarySettings:
+def settings_of(
+    tier_type: str, class_path: str, locality: str, given: Mapping[str, Any]
+) -> SecondarySettings:
     """Check what stands in an entry.
 
     Args:
         tier_type: As the entry names it, for errors.
-        path: Of the tier's class, where the type says it; else the entry has to.
+        class_path: Of the tier's class, where the type says it; else the entry has to.
         locality: Where the entry says none.
         given: The rest of the entry.
 
     Raises:
         ConfigError: A setting is wrong; names it.
     """
-    if path and "class" in given:
+    if class_path and "class" in given:
         raise ConfigError(f"secondary_tiers.{tier_type}.class", given["class"], "is for the type kvtide-tier")
-    entry = {"locality": locality, **({"class": path} if path else {}), **given}
+    entry = {"locality": locality, **({"class": class_path} if class_path else {}), **given}
     try:
         return SecondarySettings(**entry)
     except ValidationError as error:
