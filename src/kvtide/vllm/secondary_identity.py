@@ -110,7 +110,8 @@ def vllm_config_behind(spec: "TieringOffloadingSpec") -> "VllmConfig | None":
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         for value in frame.f_locals.values():
-            transfer = value.kv_transfer_config if isinstance(value, VllmConfig) else None
+            # By its type: of a proxy whose object is gone, isinstance() would ask that, and fail.
+            transfer = value.kv_transfer_config if issubclass(type(value), VllmConfig) else None
             if transfer is not None and transfer.kv_connector_extra_config is spec.extra_config:
                 return value
         frame = frame.f_back
