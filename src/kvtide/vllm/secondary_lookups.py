@@ -18,7 +18,7 @@ from kvtide.tiers.breaker import Breaker
 
 logger = logging.getLogger(__name__)
 
-KEYS_AT_ONCE = 1024
+KEYS_AT_ONCE = 256
 """In one call to the tier: the first answers of a long prompt need not wait for the last."""
 
 
