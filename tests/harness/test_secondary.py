@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from random import Random
@@ -13,13 +12,13 @@ from secondary_tiering import (
     FAULTY,
     HELD,
     MEMORY,
-    PATIENCE_S,
     ROW_BYTES,
     SHARED,
     Tiering,
     disk,
     keys_of,
     tierings,
+    wait_until,
 )
 from vllm.v1.kv_offload.base import LookupResult, ReqContext
 
@@ -171,10 +170,7 @@ def test_a_shutdown_gives_vllm_its_memory_back_though_calls_do_not_return(
     assert any("left behind" in line for line in said)
     assert not any("Failed to close" in line for line in said), said
     switch.unlink()
-    give_up_s = time.monotonic() + PATIENCE_S
-    while any(thread.name.startswith("kvtide-tier") for thread in threading.enumerate()):
-        assert time.monotonic() < give_up_s
-        time.sleep(0.01)
+    wait_until(lambda: not any(one.name.startswith("kvtide-tier") for one in threading.enumerate()))
 
 
 @pytest.mark.parametrize("seed", range(12))

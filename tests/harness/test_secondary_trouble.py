@@ -16,6 +16,7 @@ from secondary_tiering import (
     Tiering,
     keys_of,
     tierings,
+    wait_until,
 )
 
 from kvtide.testing.faulty_tiers import TierCall
@@ -61,11 +62,13 @@ def test_a_read_that_does_not_return_ends_at_its_deadline_and_writes_no_row_afte
     tiering: Callable[..., Tiering], tmp_path: Path
 ) -> None:
     switch = tmp_path / "hold"
-    one = tiering({**HELD, "switch": str(switch), "holding": ["read"], "deadline_s": 0.2})
+    one = tiering({**HELD, "switch": str(switch), "holding": ["read"], "deadline_s": 1.0})
     keys = keys_of(15, 4)
     one.kept(keys)
     one.pushed_out()
     switch.touch()
+    assert one.load(keys[:1]) == 0
+    assert one.inner.held_count(TierCall.READ) == 1  # who was promised it once is not promised it again
     assert one.load(keys) == 0
     # vLLM gives the rows to others now; what the calls find out later must not come near them.
     others = keys_of(16, ROWS)
@@ -79,10 +82,12 @@ def test_a_write_that_does_not_return_gives_its_rows_back(
     tiering: Callable[..., Tiering], tmp_path: Path
 ) -> None:
     switch = tmp_path / "hold"
-    one = tiering({**HELD, "switch": str(switch), "holding": ["write"], "deadline_s": 0.2})
+    one = tiering({**HELD, "switch": str(switch), "holding": ["write"], "deadline_s": 1.0})
     keys = keys_of(17, 3)
     switch.touch()
-    one.kept(keys)  # which waits until vLLM has no job open
+    one.store(keys)
+    wait_until(lambda: one.inner.held_count(TierCall.WRITE) == 3)
+    one.settle()  # until vLLM has no job open
     one.kept(keys_of(18, ROWS))  # which needs every row
     switch.unlink()
     one.until(lambda: one.tier._lane.state().late_count == 0)
@@ -94,7 +99,7 @@ def test_a_lookup_that_is_not_answered_is_a_miss_after_a_bounded_time(
     tiering: Callable[..., Tiering], tmp_path: Path
 ) -> None:
     switch = tmp_path / "hold"
-    one = tiering({**HELD, "switch": str(switch), "holding": ["contains"], "deadline_s": 0.2})
+    one = tiering({**HELD, "switch": str(switch), "holding": ["contains"], "deadline_s": 1.0})
     keys = keys_of(19, 3)
     one.kept(keys)
     one.pushed_out()
@@ -160,6 +165,23 @@ def test_no_call_to_a_tier_is_made_by_vllm_s_own_thread(tiering: Callable[..., T
     assert Noting.callers == {"kvtide-tier", "kvtide-tier-lookups", "kvtide-tier-survey"}
 
 
+def test_a_reset_that_a_medium_refuses_leaves_it_out_until_it_has_taken_it(
+    tiering: Callable[..., Tiering],
+) -> None:
+    one, keys, later = tiering({**FAULTY, "failing": {}}), keys_of(34, 4), keys_of(35, 4)
+    one.kept(keys)
+    one.inner.failing = {TierCall.GENERATION: ALWAYS}
+    one.manager.reset_cache()
+    one.kept(later)  # no store waits for what may never come
+    assert one.load(keys) == 0
+    one.inner.failing = {}
+    one.until(lambda: one.tier._serves)
+    assert one.load(keys) == 0
+    one.kept(keys_of(36, 4))
+    one.pushed_out()
+    assert one.load(keys_of(36, 4)) == 4
+
+
 class Closing(MemoryTier):
     """Notes whether it was closed."""
 
@@ -176,7 +198,7 @@ def test_a_tier_is_closed_at_the_end_unless_it_still_owes_an_answer(
     monkeypatch.setattr("kvtide.vllm.secondary.CLOSE_PATIENCE_S", 0.1 if not answers else PATIENCE_S)
     switch = tmp_path / "hold"
     of = {"class": f"{__name__}.Closing"}
-    one = tiering({**HELD, "of": of, "switch": str(switch), "holding": ["contains"], "deadline_s": 0.2})
+    one = tiering({**HELD, "of": of, "switch": str(switch), "holding": ["contains"], "deadline_s": 1.0})
     if not answers:
         switch.touch()
     assert one.load(keys_of(33, 2)) == 0
