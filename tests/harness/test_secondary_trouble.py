@@ -19,6 +19,7 @@ from secondary_tiering import (
     wait_until,
 )
 
+from kvtide.errors import TierFullError
 from kvtide.testing.faulty_tiers import TierCall
 from kvtide.testing.memory_tier import MemoryTier
 from kvtide.tiers.records import HEADER_BYTES
@@ -116,6 +117,17 @@ def test_a_full_tier_skips_stores_and_serves_what_it_has(tiering: Callable[..., 
     one.kept(keys_of(21, 4))
     one.pushed_out()
     assert one.load(keys) == 4
+
+
+def test_a_private_tier_that_is_full_before_its_limit_makes_room(tiering: Callable[..., Tiering]) -> None:
+    full = {"failing": {"write": [4]}, "error": lambda: TierFullError("full"), "threads": 1}
+    one = tiering({**FAULTY, **full})
+    first, second, third = keys_of(37, 4), keys_of(38, 4), keys_of(39, 4)
+    for keys in (first, second, third):
+        one.kept(keys)
+    there = set(one.inner.inner.records)
+    assert there >= set(third)
+    assert not there >= set(first)
 
 
 def test_stores_beyond_the_queue_are_skipped(tiering: Callable[..., Tiering], tmp_path: Path) -> None:
