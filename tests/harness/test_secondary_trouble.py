@@ -13,13 +13,14 @@ from secondary_tiering import (
     ROW_BYTES,
     ROWS,
     SHARED_FULL,
+    SharedMemory,
     Tiering,
     keys_of,
     tierings,
     wait_until,
 )
 
-from kvtide.errors import TierFullError
+from kvtide.errors import TierFullError, TierUnavailableError
 from kvtide.testing.faulty_tiers import TierCall
 from kvtide.testing.memory_tier import MemoryTier
 from kvtide.tiers.records import HEADER_BYTES
@@ -146,8 +147,25 @@ def test_stores_beyond_the_queue_are_skipped(tiering: Callable[..., Tiering], tm
     assert set(one.inner.inner.records) >= set(keys_of(23, 4))
 
 
-def test_a_tier_that_cannot_be_opened_takes_and_promises_nothing(tiering: Callable[..., Tiering]) -> None:
-    one = tiering({**FAULTY, "failing": {"open": list(range(1000))}}, opens=False)
+class Unopened(SharedMemory):
+    """Cannot be reached."""
+
+    def open(self) -> None:
+        raise TierUnavailableError("nobody answers")
+
+
+@pytest.mark.parametrize(
+    "entry",
+    [
+        {**FAULTY, "failing": {"open": list(range(1000))}},
+        {"type": "kvtide-tier", "class": f"{__name__}.Unopened"},
+    ],
+    ids=["private", "shared"],
+)
+def test_a_tier_that_cannot_be_opened_takes_and_promises_nothing(
+    entry: dict[str, Any], tiering: Callable[..., Tiering]
+) -> None:
+    one = tiering(entry, opens=False)
     one.kept(keys_of(24, 4))
     one.pushed_out()
     assert one.load(keys_of(24, 4)) == 0
