@@ -235,7 +235,7 @@ def _wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes]") -
     until_s = time.monotonic() + START_S
     while not holds():
         if process.poll() is not None:
-            raise RuntimeError(f"{process.args}: ended with {process.returncode} before it answered")
+            raise RuntimeError(f"{process.args!r}: ended with {process.returncode} before it answered")
         if time.monotonic() > until_s:
-            raise RuntimeError(f"{process.args}: does not answer within {START_S:g} s")
+            raise RuntimeError(f"{process.args!r}: does not answer within {START_S:g} s")
         time.sleep(0.05)
