@@ -284,6 +284,28 @@ def test_a_server_that_is_no_object_store_harms_nothing(answering: Any, body: by
             hints()
 
 
+def test_of_a_body_that_does_not_end_no_more_is_taken_than_is_due(answering: Any) -> None:
+    sent: list[int] = []
+
+    def flood(self: Answering) -> None:
+        self.send_response(206)
+        self.send_header("Content-Range", "bytes 0-255/1000000")
+        self.send_header("ETag", '"x"')
+        self.send_header("Last-Modified", "Mon, 30 Nov 2026 06:55:44 GMT")
+        self.send_header("Content-Length", str(1 << 30))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(1 << 10):
+                self.wfile.write(bytes(1 << 20))
+                sent.append(1)
+
+    answering.do_GET = flood
+    tier = tier_of(options_for(answering.endpoint))
+    with pytest.raises(CorruptRecordError, match="256 that are due"):
+        tier._bucket.read("x", 1_000_000, time.monotonic() + DEADLINE_S, (0, 256))
+    assert len(sent) < 128  # of 1,024; the rest was on its way
+
+
 def test_without_credentials_anywhere_that_is_said(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     options = options_for(server.endpoint, timeout_s=1.0)
     del options["access_key_id_env"], options["secret_access_key_env"]

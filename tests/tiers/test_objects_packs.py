@@ -427,6 +427,57 @@ def test_a_new_generation_serves_nothing_of_before(tier: ObjectsTier, other: Obj
     assert read(tier, run) == read(other, run) == [True] * 16
 
 
+class Resetting:
+    """obstore during whose k-th request of a kind the tier is reset."""
+
+    def __init__(self, tier: ObjectsTier, kind: str) -> None:
+        self.tier, self.kind = tier, kind
+        tier._bucket._obstore = self
+
+    def __getattr__(self, name: str) -> Any:
+        if name == self.kind:
+            self.kind = ""
+            self.tier.begin_generation()
+        return getattr(obstore, name)
+
+
+def test_a_reset_during_a_read_costs_others_nothing(
+    store: MemoryStore, tier: ObjectsTier, other: ObjectsTier
+) -> None:
+    run = run_of(WORDS, 0, 16)
+    write(tier, run)
+    write(tier, run_of(WORDS, 16, 17, lead=False))
+    Resetting(tier, "get")
+    assert read(tier, run) == [False] * 16
+    late = tier_over(store)
+    Resetting(late, "get")
+    assert not late.read_into(
+        run_of(WORDS, 0, 17).keys()[16], memoryview(bytearray(PAYLOAD_BYTES)), DEADLINE_S
+    )
+    assert read(other, run_of(WORDS, 0, 17)) == [True] * 17
+
+
+def test_a_reset_during_a_write_leaves_nothing_under_names_of_before(
+    tier: ObjectsTier, other: ObjectsTier
+) -> None:
+    run = run_of(WORDS, 0, 16)
+    Resetting(tier, "list")
+    with pytest.raises(TierUnavailableError, match="reset"):
+        write(tier, run)
+    assert other.find(run, DEADLINE_S) == [False] * 16
+
+
+def test_a_key_whose_piece_others_have_deleted_is_not_here(store: MemoryStore, tier: ObjectsTier) -> None:
+    run = run_of(WORDS, 0, 16)
+    write(tier, run)
+    obstore.delete(store, paths(store))
+    assert tier.contains(run.keys(), DEADLINE_S) == [False] * 16
+    assert tier.write(run.names()[3], memoryview(payload_for(WORDS[3])), DEADLINE_S) is NEW
+    got = bytearray(PAYLOAD_BYTES)
+    assert tier.read_into(run.keys()[3], memoryview(got), DEADLINE_S)
+    assert got == payload_for(WORDS[3])
+
+
 def test_a_rank_whose_bytes_another_writes_writes_nothing(store: MemoryStore) -> None:
     tier = tier_over(store, writes=(False,))
     assert write(tier, run_of(WORDS, 0, 20)) == [THERE] * 20

@@ -82,12 +82,15 @@ class ObjectsTier(SharedTier):
         if not self.writes(name.key):
             return Written.THERE_ALREADY
         with self._call(deadline_s) as end_s:
-            if self._windows.has_seen(name.key):
+            seen = self._windows.seen_in(name.key)
+            if seen is not None and self._bucket.length(seen, end_s) is not None:
                 return Written.THERE_ALREADY
             return self._write_single(name, payload, end_s)
 
     def _write_single(self, name: ChunkName, payload: memoryview, end_s: float) -> Written:
         path, parts = self._path_of(name.key), (self.header_of(name, payload), payload)
+        if path != self._path_of(name.key):  # a header of one generation under a name of the other
+            raise TierUnavailableError(f"{self._options.url}: a reset has come in between")
         if payload.nbytes >= LOOK_FIRST_BYTES:
             there_bytes = self._bucket.length(path, end_s)
             if there_bytes == self.record_bytes(payload.nbytes):
@@ -99,11 +102,12 @@ class ObjectsTier(SharedTier):
 
     def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
         with self._call(deadline_s) as end_s:
-            found = {key: self._windows.has_seen(key) for key in keys}
-            asked = [key for key in found if not found[key] and self._knows(key)]
-            there = self._bucket.present([self._path_of(key) for key in asked], end_s)
-            found.update(zip(asked, there, strict=True))
-            return [found[key] for key in keys]
+            known = [key for key in dict.fromkeys(keys) if self._knows(key)]
+            paths = [self._windows.seen_in(key) or self._path_of(key) for key in known]
+            asked = list(dict.fromkeys(paths))
+            there = dict(zip(asked, self._bucket.present(asked, end_s), strict=True))
+            found = {key for key, path in zip(known, paths, strict=True) if there[path]}
+            return [key in found for key in keys]
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         known = [key for key in keys if self._knows(key)]
@@ -204,7 +208,7 @@ class ObjectsTier(SharedTier):
         """Look for what is in no piece, in steps that grow: after a miss, what follows is of no use."""
         missing = [at for at, there in enumerate(found) if not there]
         keys = run.keys()
-        for step in (1, *GALLOP) if any(found) else GALLOP:
+        for step in GALLOP if self._packs is False else (1, *GALLOP):
             asked, missing = missing[:step], missing[step:]
             there = self._bucket.present([self._path_of(keys[at]) for at in asked], end_s)
             for at, one in zip(asked, there, strict=True):
@@ -256,6 +260,8 @@ class ObjectsTier(SharedTier):
             payload[:] = body.view[HEADER_BYTES:]
             self.check(body.view[:HEADER_BYTES], key, payload)
         except CorruptRecordError as error:
+            if path != self._path_of(key):
+                return False  # of before a reset, and right for those who had none
             self._delete([path], end_s)
             raise CorruptRecordError(f"{self._options.url}: {error}; the record is forgotten") from None
         return True
