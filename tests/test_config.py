@@ -100,7 +100,7 @@ def test_a_disk_needs_a_limit_and_a_limit_a_disk() -> None:
         "3",
         None,
         True,
-        [{"class": "a.B", "options": {"password": "hush"}}],
+        [{"class": "a.B", "limit": -1, "options": {"password": "hush"}}],
         [{"limit": 1}],
         [{"class": "a.B", "limit": 1, "no": 1}],
         [{"class": "a.B", "limit": 1}, {"class": "c.B", "limit": 1}],

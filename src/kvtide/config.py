@@ -45,9 +45,10 @@ class TierSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
+    # A short name, or the path of a class.
     path: str = Field(alias="class", min_length=3)
     name: str = Field(default="", pattern="^[a-z0-9_]*$")
-    limit: ByteSize = Field(gt=0)
+    limit: ByteSize = Field(default=ByteSize(0), ge=0)
     threads: int = Field(default=4, ge=1, le=32)
     queue: ByteSize = Field(default=ByteSize(256 << 20), gt=0)
     deadline_s: float = Field(default=2.0, gt=0, le=600)
@@ -222,9 +223,12 @@ class KVTideConfig(BaseModel):
     )
     tiers: Annotated[tuple[TierSettings, ...], BeforeValidator(_as_list)] = Field(
         default=(),
-        description="JSON: more tiers below the disk, each an object with class (the path of a class), limit"
-        " and, if wanted, name, threads, queue, deadline_s, demotion, eviction_policy, options.",
-        json_schema_extra={"hint": 'give a JSON list such as [{"class": "my.tier.Tier", "limit": "1GiB"}]'},
+        description="JSON: more tiers below the disk, each an object with class (directory, valkey, objects,"
+        " mooncake, or the path of a class) and, if wanted, name, limit, threads, queue, deadline_s,"
+        " demotion, eviction_policy, options.",
+        json_schema_extra={
+            "hint": 'give a JSON list such as [{"class": "directory", "options": {"path": "/mnt/kv"}}]'
+        },
     )
     prefault: bool = Field(
         default=True,

@@ -7,13 +7,13 @@ answers a hop.
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, NamedTuple, NewType, TypeAlias
 
 from kvtide.errors import IllegalTransitionError
-from kvtide.keys import ChunkRun, Medium, OffloadKey
+from kvtide.keys import LEAD_ALIGNMENT, ChunkRun, Medium, OffloadKey
 
 JobId = NewType("JobId", int)
 
@@ -108,6 +108,8 @@ class StorageLoadStoreSpec(LoadStoreSpec):
         start: First chunk, counted from the beginning of the prompt.
         hashes: One per chunk, in prefix order.
         parent_hash: Of the chunk before the first, None at the beginning of a prompt.
+        lead: Hashes of the chunks before the first, back to a multiple of ``LEAD_ALIGNMENT``; none for a tier
+            that has no use for them.
     """
 
     tier: int
@@ -115,11 +117,15 @@ class StorageLoadStoreSpec(LoadStoreSpec):
     start: int
     hashes: tuple[bytes, ...] = field(repr=False)
     parent_hash: bytes | None = None
+    lead: tuple[bytes, ...] = field(default=(), repr=False)
 
     @classmethod
-    def of(cls, tier: int, run: ChunkRun) -> "StorageLoadStoreSpec":
+    def of(cls, tier: int, run: ChunkRun, with_lead: bool = False) -> "StorageLoadStoreSpec":
         """Name the chunks of a run."""
-        return cls(tier, run.group_index, run.start, tuple(run.hashes()), run.parent_hash())
+        lead: tuple[bytes, ...] = ()
+        if with_lead:
+            lead = tuple(run.between(run.start - run.start % LEAD_ALIGNMENT, run.start).hashes())
+        return cls(tier, run.group_index, run.start, tuple(run.hashes()), run.parent_hash(), lead)
 
     @staticmethod
     def medium() -> Medium:
@@ -221,6 +227,11 @@ class PartFate(IntEnum):
     """The tier has not got it, or had something else and has forgotten it."""
 
 
+def leading_done(fates: Sequence[int]) -> int:
+    """Count the chunks at the beginning that are done: what follows one that is not is of no use."""
+    return next((at for at, fate in enumerate(fates) if fate != PartFate.DONE), len(fates))
+
+
 @dataclass(frozen=True, slots=True)
 class Discard:
     """Chunks that a tier is to forget.
@@ -286,12 +297,15 @@ class TierReport:
         takes_writes: There is room and it is not left out.
         capacity_bytes: What it could hold.
         record_bytes: Per group, what one chunk takes of that; 0 where another rank writes it.
+        chunk_read_s: Seconds in which it has brought one more chunk lately, calls side by side; 0 when nobody
+            knows.
     """
 
     serves: bool
     takes_writes: bool
     capacity_bytes: int
     record_bytes: tuple[int, ...]
+    chunk_read_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,9 @@ OffloadKey = NewType("OffloadKey", bytes)
 
 GROUP_INDEX_BYTES = 4
 
+LEAD_ALIGNMENT = 64
+"""Where chunks are named together with the hashes before them, these begin at a multiple of so many."""
+
 
 def make_offload_key(block_hash: bytes, group_index: int) -> OffloadKey:
     """Pack the hash of a chunk's last block and its group index into one name."""

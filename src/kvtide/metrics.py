@@ -54,6 +54,7 @@ _DIRECTIONS = ("store", "load")
 _TIER_DIRECTIONS = ("read", "write")
 TIER_SKIP_REASONS = ("queue_full", "full")
 TIER_ERRORS = ("miss", "corrupt", "full", "late", "cancelled", "out", "queue_full", "unavailable")
+TIER_ANSWERS = ("there", "absent")
 SKIP_REASONS = ("pool_full", "queue_full", "below_threshold", "pool_not_ready")
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _MICROSECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
@@ -105,6 +106,13 @@ DEFINITIONS: tuple[Definition, ...] = (
                "tier"),
     Definition("tier_skipped_chunks", Kind.COUNTER, "chunks", "Chunks not written, by reason.",
                "tier,reason", TIER_SKIP_REASONS),
+    Definition("tier_passed_over_chunks", Kind.COUNTER, "chunks",
+               "Chunks that were computed instead: it has been slower than that lately.", "tier"),
+    Definition("tier_probes", Kind.COUNTER, "questions", "Questions of what a shared tier has.", "tier"),
+    Definition("tier_probes_late", Kind.COUNTER, "questions", "Of these, given up while a request waited.",
+               "tier"),
+    Definition("tier_probed_chunks", Kind.COUNTER, "chunks", "Chunks it was asked for, by answer.",
+               "tier,answer", TIER_ANSWERS),
     Definition("tier_errors", Kind.COUNTER, "errors", "Chunks whose read or write failed, by kind.",
                "tier,error", TIER_ERRORS),
     Definition("tier_in_service", Kind.GAUGE, "flag", "1 while it is read from, 0 while it is left out.",

@@ -19,11 +19,14 @@ from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.ladder import Ladder
 from kvtide.manager.lower import LowerTier
 from kvtide.manager.reuse import ReuseFilter
+from kvtide.manager.shared import SharedTierBooks
 from kvtide.metrics import MetricsDelta
 from kvtide.policies import ARCPolicy, EvictionPolicy, LRUPolicy
+from kvtide.probing import Prober
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
-from kvtide.spec_tiers import TierIdentity, tier_plans, tier_seats
+from kvtide.spec_tiers import TierIdentity, prober_of, tier_plans, tier_seats
+from kvtide.tiers.named import check_tier
 from kvtide.transfer.devices import CPUCopier, DeviceCopier
 from kvtide.transfer.engine import OffloadingWorker
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
@@ -50,6 +53,7 @@ class OffloadingSpec:
         config: Checked settings.
         copiers: Who copies, by type of device; replaced in tests.
         seats: Who leads to tiers; replaced in simulations.
+        prober: Who asks shared ones what they have; likewise.
 
     Raises:
         ConfigError: A name nobody knows.
@@ -60,12 +64,16 @@ class OffloadingSpec:
         config: KVTideConfig,
         copiers: Mapping[str, Callable[[Direction], DeviceCopier]] | None = None,
         seats: Callable[[KVTideConfig, TierIdentity, Sequence[int]], list[TierSeat]] = tier_seats,
+        prober: Callable[[KVTideConfig, Callable[[], TierIdentity]], Prober | None] = prober_of,
     ) -> None:
         if config.eviction_policy not in POLICIES:
             raise ConfigError("eviction_policy", config.eviction_policy, hint_of("eviction_policy"))
         self.config = config
         self._copiers = COPIERS if copiers is None else copiers
         self._seats = seats
+        self._prober = prober
+        for tier in config.tiers:
+            check_tier(tier.path, tier.label, tier.limit, tier.options)
 
     def scheduler(
         self,
@@ -74,6 +82,7 @@ class OffloadingSpec:
         with_events: bool,
         holds_stored_blocks: bool = False,
         blocks_per_step: int = 0,
+        identity_of: Callable[[], TierIdentity] | None = None,
     ) -> OffloadingConnectorScheduler:
         """Build the scheduler half. Its pool is empty until ranks report theirs.
 
@@ -83,6 +92,7 @@ class OffloadingSpec:
             with_events: Whether anyone listens to KV events.
             holds_stored_blocks: See ``SchedulerOffloadConfig``.
             blocks_per_step: See there.
+            identity_of: Says whose bytes shared tiers are asked for; not called in this thread.
         """
         config = self.config
         lazy = config.store_policy == "lazy"
@@ -107,7 +117,7 @@ class OffloadingSpec:
             [POLICIES[plan.eviction_policy]() for plan in plans],
         )
         lower = [
-            LowerTier(
+            (SharedTierBooks if plan.books.is_shared else LowerTier)(
                 index,
                 plan.books,
                 manager.catalog,
@@ -133,7 +143,8 @@ class OffloadingSpec:
             reset_keeps_tiers=config.reset_keeps_tiers,
         )
         ladder = Ladder(manager, lower) if lower else None
-        return OffloadingConnectorScheduler(limits, manager, metrics, ladder)
+        prober = None if identity_of is None else self._prober(config, identity_of)
+        return OffloadingConnectorScheduler(limits, manager, metrics, ladder, prober)
 
     def worker(
         self,

@@ -2,22 +2,29 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
-from kvtide.config import KVTideConfig
+from kvtide.config import KVTideConfig, TierSettings
 from kvtide.manager.lower import Demotion, TierPlan
+from kvtide.probing import Prober
 from kvtide.tiers.base import PrivateTier, Tier, TierPlace
 from kvtide.tiers.disk_folder import KnownFingerprints
 from kvtide.tiers.fingerprint import Fingerprint
-from kvtide.tiers.named import tier_named
+from kvtide.tiers.named import tier_class, tier_named
 from kvtide.tiers.records import RecordIdentity, Shard
 from kvtide.tiers.replicas import disk_tier, writers_of
+from kvtide.tiers.shared import SharedTier
 from kvtide.transfer.lane import Lane
+from kvtide.transfer.prober import ThreadProber, TierProber
 from kvtide.transfer.tier_hops import TierSeat
 from kvtide.transfer.tier_lane import LaneSettings, TierLane
 
 logger = logging.getLogger(__name__)
+
+NAMES_LIMIT = 1 << 20
+"""Chunks that are remembered to be in a shared tier."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,12 +36,14 @@ class TierIdentity:
         fingerprint: Of all that shapes them beside the tokens.
         model: Its name, for people.
         shards: For each rank, its part of each chunk, by group; ranks with identical bytes hold the same.
+        instance: Names this server's present life; no other has the same.
     """
 
     rank: int
     fingerprint: Fingerprint
     model: str
     shards: tuple[tuple[Shard, ...], ...]
+    instance: str = ""
 
     def records(self) -> list[RecordIdentity]:
         """Say what every record of each rank has in common."""
@@ -56,7 +65,8 @@ def tier_plans(config: KVTideConfig) -> list[PlannedTier]:
         books = TierPlan("disk", Demotion(config.disk_demotion), config.disk_queue, True)
         plans.append(PlannedTier(books, config.disk_eviction_policy))
     for tier in config.tiers:
-        books = TierPlan(tier.label, Demotion(tier.demotion), tier.queue, True)
+        shared = is_shared(tier)
+        books = TierPlan(tier.label, Demotion(tier.demotion), tier.queue, not shared, shared)
         plans.append(PlannedTier(books, tier.eviction_policy))
     return plans
 
@@ -98,16 +108,56 @@ def tier_seats(
         )
         seats.append(TierSeat(lane_of(disk, "disk", settings), costs, counts))
     for wanted in config.tiers:
-        place = TierPlace(records[rank], rank, wanted.limit // len(records), wanted.options)
-        tier = tier_named(wanted.path, place)
+        tier = tier_named(wanted.path, _place_of(wanted, identity))
         settings = LaneSettings(wanted.threads, wanted.queue, wanted.deadline_s, config.transfer_deadline_s)
         costs = tuple(
-            tier.record_bytes(count) if isinstance(tier, PrivateTier) else 0 for count in chunk_bytes
+            tier.record_bytes(count) if isinstance(tier, PrivateTier | SharedTier) else 0
+            for count in chunk_bytes
         )
-        # Whatever ranks have alike: each writes its own.
+        # Whatever ranks have alike: in a tier of its own each writes it.
         everybody = (len(records),) * len(counts)
-        seats.append(TierSeat(lane_of(tier, wanted.label, settings), costs, everybody))
+        names = NAMES_LIMIT if isinstance(tier, SharedTier) else None
+        seats.append(TierSeat(lane_of(tier, wanted.label, settings), costs, everybody, names))
     return seats
+
+
+def is_shared(tier: TierSettings) -> bool:
+    """Whether a tier evicts by its own rules, and has to be asked what it holds."""
+    return issubclass(tier_class(tier.path), SharedTier)
+
+
+def prober_of(config: KVTideConfig, identity_of: Callable[[], TierIdentity]) -> Prober | None:
+    """Begin to ask the shared tiers that settings name; None without any.
+
+    What is asked for is the part of a chunk that rank 0 holds: the others are written with it.
+
+    Args:
+        config: Settings.
+        identity_of: Says whose bytes are asked for; called by threads, as it may take a while.
+    """
+    first = 2 if config.disk else 1
+    probers = {
+        index: TierProber(wanted.label, partial(_shared_tier, wanted, identity_of))
+        for index, wanted in enumerate(config.tiers, first)
+        if is_shared(wanted)
+    }
+    return ThreadProber(probers) if probers else None
+
+
+def _shared_tier(wanted: TierSettings, identity_of: Callable[[], TierIdentity]) -> SharedTier:
+    tier = tier_named(wanted.path, _place_of(wanted, replace(identity_of(), rank=0), reads_only=True))
+    assert isinstance(tier, SharedTier)
+    return tier
+
+
+def _place_of(wanted: TierSettings, identity: TierIdentity, reads_only: bool = False) -> TierPlace:
+    records, rank = identity.records(), identity.rank
+    if not is_shared(wanted):
+        return TierPlace(records[rank], rank, wanted.limit // len(records), wanted.options)
+    # What ranks have alike is written by one of them, and read by all.
+    writes = tuple(writer == rank and not reads_only for writer in writers_of(identity.shards, rank))
+    limit = 0 if reads_only else wanted.limit
+    return TierPlace(records[rank], rank, limit, wanted.options, identity.instance, writes)
 
 
 def _note_fingerprint(folder: Path, identity: TierIdentity) -> None:

@@ -72,7 +72,13 @@ class HeldLane(Lane):
 
     # -- Lane -------------------------------------------------------------------------------------
 
-    def submit(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
+    def submit(
+        self,
+        job_id: JobId,
+        direction: TierDirection,
+        parts: Sequence[TierPart],
+        lead: tuple[bytes, ...] = (),
+    ) -> bool:
         if self.room:
             assert job_id not in self._open
             self._open[job_id] = (direction, list(parts))

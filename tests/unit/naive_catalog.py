@@ -144,8 +144,8 @@ class NaiveCatalog:
             index += 1
         return index - start
 
-    def restore_point(self, keys: Sequence[bytes], stop: int, tier: int | None = None) -> int:
-        tiers = [t for t in self.tiers if self.in_service[t]] if tier is None else [tier]
+    def restore_point(self, keys: Sequence[bytes], stop: int, only: Sequence[int] | None = None) -> int:
+        tiers = [t for t in self.tiers if self.in_service[t]] if only is None else only
         for point in range(stop, -1, -1):
             if all(
                 not point % group.stride
@@ -268,8 +268,8 @@ class Pair:
                     assert found.tolist() == expected[: len(found)], (group, start, tier)
                     assert all(slot == ABSENT for slot in expected[len(found) :])
         for stop in {len(keys), len(keys) // 2}:
-            for tier in (None, *naive.tiers):
-                assert catalog.restore_point(keys, stop, tier) == naive.restore_point(keys, stop, tier)
+            for only in (None, *((tier,) for tier in naive.tiers), tuple(naive.tiers)):
+                assert catalog.restore_point(keys, stop, only) == naive.restore_point(keys, stop, only)
         for node in catalog.tree.nodes():
             for count in {1, catalog.tree.count[node]}:
                 prefix = catalog.tree.prefix(node, count)

@@ -188,7 +188,7 @@ def test_groups_beside_the_finest_are_put_back_along_its_prompts() -> None:
     assert (warm.below(names), warm.below(names, 2)) == (12, 3)
     slots = warm.host.catalog.slots(1, 1, names, 0, 12)
     assert np.flatnonzero(slots >= 0).tolist() == [4, 5, 10, 11]
-    assert warm.host.catalog.restore_point(names, 12, 1) == 12
+    assert warm.host.catalog.restore_point(names, 12, (1,)) == 12
 
 
 def test_a_coarse_group_with_a_gap_is_of_use_up_to_there() -> None:

@@ -170,7 +170,7 @@ class CPUOffloadingManager(OffloadingManager):
 
     def restore_point(self, run: ChunkRun) -> int:
         keys, _, stop = self._positions(run)
-        point = self.catalog.restore_point(keys, stop, HOST)
+        point = self.catalog.restore_point(keys, stop, (HOST,))
         return point // self.groups[run.group_index].stride
 
     def prepare_load(self, run: ChunkRun, ctx: ReqContext) -> CPULoadStoreSpec:

@@ -49,12 +49,14 @@ class TierPlan:
         demotion: When chunks are written on to it.
         queue_bytes: Of writes that may be open at once.
         reports_inventory: Whether it tells, when opened, what it holds from an earlier life.
+        is_shared: Others write to it, it evicts by its own rules, and has to be asked what it holds.
     """
 
     name: str
     demotion: Demotion
     queue_bytes: int
     reports_inventory: bool
+    is_shared: bool = False
 
 
 class LowerTier:
@@ -72,6 +74,7 @@ class LowerTier:
     Attributes:
         serves: Every rank can read from it.
         takes_writes: Every rank can write to it.
+        chunk_read_s: Seconds in which it has brought one more chunk lately; 0 when nobody knows.
         events: What became ready or left.
     """
 
@@ -103,6 +106,7 @@ class LowerTier:
         self._runs_left = RUNS_PER_STEP
         self._discards: list[OffloadKey] = []
         self.serves = self.takes_writes = False
+        self.chunk_read_s = 0.0
         self.events: list[OffloadingEvent] = []
 
     # -- what the ranks say ---------------------------------------------------------------------
@@ -114,6 +118,7 @@ class LowerTier:
             return
         reports = self._reports.values()
         self.serves = all(one.serves for one in reports)
+        self.chunk_read_s = max(one.chunk_read_s for one in reports)
         self.takes_writes = all(one.takes_writes for one in reports)
         self._capacity_bytes = min(one.capacity_bytes for one in reports)
         self._record_bytes = tuple(map(max, zip(*(one.record_bytes for one in reports), strict=True)))
@@ -359,10 +364,15 @@ class LowerTier:
             self._arrivals.pending.add(store)
             return
         keys, _, _ = self._arrivals.positions(run)
-        places = np.zeros(len(run), dtype=np.int32)
+        places = np.full(len(run), self._first_place, dtype=np.int32)
         self._catalog.insert(self.index, run.group_index, keys, run.start, places, visit)
         if self._with_events:
             self.events.append(OffloadingEvent(run, Medium.STORAGE, removed=False))
+
+    @property
+    def _first_place(self) -> int:
+        """What the catalog keeps beside a chunk that was found: of a private tier, nothing of interest."""
+        return 0
 
     def _undecided(self, run: ChunkRun, start: int, stop: int) -> int:
         """Find the first of some chunks on which somebody has decided since ranks began to tell."""

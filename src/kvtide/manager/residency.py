@@ -90,16 +90,16 @@ class Residency:
         """The tiers in service, the nearest first."""
         return self._serving
 
-    def restore_point(self, keys: Sequence[bytes], stop: int, tier: int | None = None) -> int:
+    def restore_point(self, keys: Sequence[bytes], stop: int, only: Sequence[int] | None = None) -> int:
         """Find the deepest position, ``stop`` at most, at which every group has what a reader needs.
 
         Args:
             keys: Hashes from the beginning of the prompt, one a position.
             stop: Position.
-            tier: Only there, in service or not; None: in any tier in service.
+            only: In these tiers, in service or not; None: in any tier in service.
         """
         nodes, known = path = self.tree.find(keys, stop)
-        tiers = self._serving if tier is None else (tier,)
+        tiers = self._serving if only is None else tuple(only)
         point, windowed = known, []
         for index, group in enumerate(self._groups):
             if group.window is None:

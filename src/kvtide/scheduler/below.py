@@ -95,11 +95,13 @@ class BelowJobs:
         jobs: Gives numbers to jobs.
         rank_count: Ranks that answer each hop.
         deadline_s: Given to each job.
+        led: Tiers that are told the hashes before the chunks as well.
     """
 
     jobs: OpenJobs
     rank_count: int
     deadline_s: float
+    led: frozenset[int] = frozenset()
     _open: dict[HopKey, OpenHop] = field(default_factory=dict)
     _unsent: list[TransferJob] = field(default_factory=list)
 
@@ -111,17 +113,22 @@ class BelowJobs:
     def demote(self, generation: int, writes: list[PreparedWrite]) -> None:
         """Enter jobs that write what is in host memory."""
         for write in writes:
-            job = self._job(generation, Direction.DEMOTE, "", hop_of(write))
+            job = self._job(generation, Direction.DEMOTE, "", self.hop_of(write))
             self._enter((job.job_id, 0), write, len(write.run))
 
     def promote(self, generation: int, promotion: Promotion) -> JobId:
         """Enter a job that brings chunks back to host memory."""
         run, spec = promotion.chunks.run, promotion.chunks.spec
-        hop = Hop(StorageLoadStoreSpec.of(promotion.tier, run), spec)
+        hop = Hop(StorageLoadStoreSpec.of(promotion.tier, run, promotion.tier in self.led), spec)
         request_id = promotion.owner.request.request_id
         job = self._job(generation, Direction.PROMOTE, request_id, hop)
         self._enter((job.job_id, 0), promotion, len(run))
         return job.job_id
+
+    def hop_of(self, write: PreparedWrite) -> Hop:
+        """Say what is copied from where to where."""
+        storage = StorageLoadStoreSpec.of(write.tier, write.run, write.tier in self.led)
+        return Hop(write.slots, storage)
 
     def send(self) -> tuple[TransferJob, ...]:
         """Hand out the jobs that were planned since the last step."""
@@ -158,8 +165,3 @@ class BelowJobs:
 
     def _enter(self, key: HopKey, what: PreparedWrite | Promotion, chunk_count: int) -> None:
         self._open[key] = OpenHop(key, what, chunk_count, set(range(self.rank_count)))
-
-
-def hop_of(write: PreparedWrite) -> Hop:
-    """Say what is copied from where to where."""
-    return Hop(write.slots, StorageLoadStoreSpec.of(write.tier, write.run))

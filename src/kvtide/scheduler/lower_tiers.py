@@ -8,15 +8,18 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import Direction, Ids, JobId, OffloadingConnectorMetadata, OffloadingWorkerMetadata
+from kvtide.jobs import Direction, Hop, Ids, JobId, OffloadingConnectorMetadata, OffloadingWorkerMetadata
 from kvtide.keys import ChunkRun
 from kvtide.manager.ladder import Ladder, PreparedWrite
 from kvtide.manager.warming import Warming
 from kvtide.metrics import MetricsDelta
+from kvtide.probing import Prober
 from kvtide.scheduler.below import BelowJobs, Promotion
 from kvtide.scheduler.demotions import Demotions
 from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.open_jobs import OpenJobs
+from kvtide.scheduler.pace import RecomputePace
+from kvtide.scheduler.probes import Probes
 from kvtide.scheduler.promotions import Promotions
 from kvtide.scheduler.state import RequestOffloadState, SchedulerOffloadConfig
 
@@ -33,6 +36,8 @@ class LowerTiers:
         jobs: Gives numbers to jobs.
         holds: Knows the engine's pool.
         metrics: Where to count.
+        pace: How fast the engine computes.
+        prober: Asks shared tiers; None without any.
     """
 
     def __init__(
@@ -42,12 +47,16 @@ class LowerTiers:
         jobs: OpenJobs,
         holds: BlockHolds,
         metrics: MetricsDelta,
+        pace: RecomputePace,
+        prober: Prober | None = None,
     ) -> None:
         self._ladder = ladder
         self._keeps = config.reset_keeps_tiers
         self._metrics = metrics
-        self._below = BelowJobs(jobs, config.rank_count, config.transfer_deadline_s)
-        self._promotions = Promotions(config, ladder, self._below, holds, metrics)
+        led = frozenset(tier.index for tier in ladder.tiers if tier.plan.is_shared)
+        self._below = BelowJobs(jobs, config.rank_count, config.transfer_deadline_s, led)
+        self._promotions = Promotions(config, ladder, self._below, holds, metrics, pace)
+        self._probes = None if prober is None else Probes(config, ladder, prober, metrics)
         self._demotions = Demotions(config.geometry, ladder, self._below)
         self._warming = {
             tier.index: Warming(tier, ladder.host.groups, config.rank_count)
@@ -64,27 +73,40 @@ class LowerTiers:
     # -- the life of a request ------------------------------------------------------------------
 
     def arrived(self, state: RequestOffloadState) -> None:
-        """Begin to bring back what a request that has just been queued will want."""
+        """Begin to bring back what a request that has just been queued will want, and to ask for more."""
         self._promotions.arrived(state)
+        if self._probes is not None and self._promotions.may_want(state):
+            self._probes.arrived(state, self._promotions.engine_tokens(state, state.request.num_tokens))
 
-    def awaits(self, state: RequestOffloadState) -> bool:
-        """Whether more of a request's prompt is below, and cannot be begun yet for want of room."""
-        return self._promotions.awaits(state)
+    def look(self, now_s: float) -> None:
+        """Take in what shared tiers have answered."""
+        if self._probes is not None:
+            self._probes.take(now_s)
+
+    def awaits(self, state: RequestOffloadState, now_s: float) -> bool:
+        """Whether more of a prompt is below and cannot be begun yet, or may turn out to be there."""
+        self.look(now_s)
+        awaited = self._promotions.awaits(state)
+        return (self._probes is not None and self._probes.awaits(state, now_s)) or awaited
 
     def admitted(self, state: RequestOffloadState) -> None:
         """Note that a request was given blocks, and has pinned what it loads."""
-        self._promotions.let_go(state)
+        self._let_go(state)
         self._demotions.sighted(state)
 
     def finished(self, state: RequestOffloadState) -> None:
         """Note the end of a request."""
-        self._promotions.let_go(state)
+        self._let_go(state)
 
     def behind_store(
         self, state: RequestOffloadState, run: ChunkRun, slots: Ids, content: ChunkContent | None
     ) -> list[PreparedWrite]:
         """Say what follows a store that is being planned; to be entered with its number."""
         return self._demotions.behind(state, run, slots, content)
+
+    def hops_of(self, writes: list[PreparedWrite]) -> tuple[Hop, ...]:
+        """Say what follows a store's copy, as hops."""
+        return tuple(self._below.hop_of(write) for write in writes)
 
     def enter_behind(self, job_id: JobId, writes: list[PreparedWrite]) -> None:
         """Enter the hops that follow a store's copy."""
@@ -99,6 +121,7 @@ class LowerTiers:
         for warming in self._warming.values():
             if warming.step():
                 self._ladder.host.residency_epoch += 1
+        self.look(now_s)
         self._promotions.keep_what_has_come()
         self._demotions.end_step()
         self._ladder.keep_room()
@@ -144,13 +167,16 @@ class LowerTiers:
         """Forget everything: the catalog has. Tiers that keep what they hold tell of it anew."""
         self._ladder.reset()
         self._promotions.reset(states)
+        if self._probes is not None:
+            self._probes.reset(self._keeps)
         for warming in self._warming.values():
             warming.begin(self._ladder.host.generation, expected=self._keeps)
         self._began_s = None
 
     def is_warming(self, now_s: float) -> bool:
-        """Whether tiers still tell what they hold, and an idle engine should listen."""
-        if all(warming.is_done for warming in self._warming.values()):
+        """Whether tiers are opened or tell what they hold still, and an idle engine should listen."""
+        reached = self._probes is None or self._probes.are_reached
+        if reached and all(warming.is_done for warming in self._warming.values()):
             return False
         return self._began_s is None or now_s < self._began_s + WARM_UP_LIMIT_S
 
@@ -158,6 +184,11 @@ class LowerTiers:
     def is_idle(self) -> bool:
         """Whether no hop is open."""
         return not len(self._below)
+
+    def close(self) -> None:
+        """Ask no more."""
+        if self._probes is not None:
+            self._probes.close()
 
     def take_events(self) -> list[OffloadingEvent]:
         """Hand out what happened in tiers since the last call."""
@@ -168,8 +199,9 @@ class LowerTiers:
         gauges: dict[tuple[str, str], float] = {}
         for tier in self._ladder.tiers:
             name = tier.plan.name
-            gauges["tier_used_bytes", name] = tier.used_bytes
-            gauges["tier_capacity_bytes", name] = tier.capacity_bytes
+            if not tier.plan.is_shared:  # of one that others use nobody knows
+                gauges["tier_used_bytes", name] = tier.used_bytes
+                gauges["tier_capacity_bytes", name] = tier.capacity_bytes
             gauges["tier_in_service", name] = int(tier.serves)
             gauges["tier_takes_writes", name] = int(tier.takes_writes)
             gauges["tier_open_write_bytes", name] = tier.open_bytes
@@ -181,7 +213,16 @@ class LowerTiers:
                 self._metrics.set(name, value, label)
         self._gauges = gauges
 
-    def check_invariants(self) -> None:
+    def check_invariants(self, states: Iterable[RequestOffloadState]) -> None:
         """Check the books of tiers and of what is open between them."""
         self._promotions.check_invariants()
+        if self._probes is not None:
+            self._probes.check_invariants(states)
         self._ladder.check_invariants(idle=self.is_idle)
+
+    # -- inside ---------------------------------------------------------------------------------
+
+    def _let_go(self, state: RequestOffloadState) -> None:
+        self._promotions.let_go(state)
+        if self._probes is not None:
+            self._probes.let_go(state)

@@ -8,7 +8,7 @@ below" into jobs; how long a request waits for them is decided elsewhere.
 from collections.abc import Iterable
 
 from kvtide.geometry import GroupGeometry, KVGeometry, chunks_needed
-from kvtide.jobs import JobId, OffloadPolicy, PartFate
+from kvtide.jobs import JobId, OffloadPolicy, leading_done
 from kvtide.keys import ChunkRun
 from kvtide.manager.ladder import Ladder, Source
 from kvtide.metrics import MetricsDelta
@@ -17,6 +17,7 @@ from kvtide.scheduler.contents import content_of
 from kvtide.scheduler.holds import BlockHolds
 from kvtide.scheduler.lookup import readable_tokens
 from kvtide.scheduler.open_jobs import HeldChunks
+from kvtide.scheduler.pace import RecomputePace
 from kvtide.scheduler.state import Kept, RequestOffloadState, SchedulerOffloadConfig
 
 PIECE_CHUNKS = 16
@@ -36,6 +37,7 @@ class Promotions:
         below: Open hops.
         holds: Knows the engine's pool.
         metrics: Where to count.
+        pace: How fast the engine computes.
 
     Attributes:
         slot_bytes: Of one slot, all ranks together; 0 until a pool was reported.
@@ -48,7 +50,9 @@ class Promotions:
         below: BelowJobs,
         holds: BlockHolds,
         metrics: MetricsDelta,
+        pace: RecomputePace,
     ) -> None:
+        self._pace = pace
         self._geometry: KVGeometry = config.geometry
         self._share = config.promotion_share
         self._with_events = config.with_events
@@ -67,7 +71,7 @@ class Promotions:
 
     def arrived(self, state: RequestOffloadState) -> None:
         """Note a request that the engine has queued, and begin what can be begun."""
-        if self._may_want(state):
+        if self.may_want(state):
             self._waiting[state.request.request_id] = state
             self.plan()
 
@@ -126,7 +130,7 @@ class Promotions:
         del self._open[job_id]
         self._open_count -= len(run)
         fates = hop.all_fates()
-        done = next((at for at, fate in enumerate(fates) if fate != PartFate.DONE), len(fates))
+        done = leading_done(fates)
         self._ladder.host.complete_part(run, spec, done)
         self._ladder.lose(promotion.tier, run, fates)
         name = self._ladder.tiers[promotion.tier - 1].plan.name
@@ -176,7 +180,8 @@ class Promotions:
             state.below.chunk_count -= len(run)
             self._kept_count -= len(run)
 
-    def _may_want(self, state: RequestOffloadState) -> bool:
+    def may_want(self, state: RequestOffloadState) -> bool:
+        """Whether a request may be brought something from below."""
         request = state.request
         return not (
             state.load_failed
@@ -201,7 +206,7 @@ class Promotions:
             return
         host = self._ladder.host
         below = geometry.restore_point(self._ladder.restore_point(run) * finest.tokens_per_chunk)
-        above = max(host.restore_point(run) * finest.tokens_per_chunk, self._engine_tokens(state, below))
+        above = max(host.restore_point(run) * finest.tokens_per_chunk, self.engine_tokens(state, below))
         if below < above + geometry.restore_interval:
             return
         begun = False
@@ -210,7 +215,10 @@ class Promotions:
             # The engine may take back the end of a prompt before all has come.
             wanted = group.run(state.request.block_hashes, needed.start, needed.stop).frozen()
             for source in self._ladder.sources(wanted):
-                begun |= self._bring(state, group, source)
+                if self._is_worth(group, source):
+                    begun |= self._bring(state, group, source)
+                elif group.looks_back:
+                    break
         state.below.attempts += begun
 
     def _bring(self, state: RequestOffloadState, group: GroupGeometry, source: Source) -> bool:
@@ -240,7 +248,16 @@ class Promotions:
                 break
         return begun
 
-    def _engine_tokens(self, state: RequestOffloadState, limit: int) -> int:
+    def _is_worth(self, group: GroupGeometry, source: Source) -> bool:
+        """Whether a tier is expected to bring chunks before the engine would have computed them."""
+        tier, count = self._ladder.tiers[source.tier - 1], len(source.run)
+        compute_s = self._pace.seconds_for(count * group.tokens_per_chunk)
+        if compute_s is None or tier.chunk_read_s * (count + 1) <= compute_s:
+            return True
+        self._metrics.add("tier_passed_over_chunks", count, tier.plan.name)
+        return False
+
+    def engine_tokens(self, state: RequestOffloadState, limit: int) -> int:
         """Estimate what the engine itself holds of a prompt, by looking at a few of its blocks.
 
         Read only, and a hint: what it holds may leave before the request is admitted.

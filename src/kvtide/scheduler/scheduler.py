@@ -19,6 +19,7 @@ from kvtide.jobs import (
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.ladder import Ladder
 from kvtide.metrics import MetricsDelta
+from kvtide.probing import Prober
 from kvtide.scheduler.alarm import WriteOnlyAlarm
 from kvtide.scheduler.due import DueRequests
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
@@ -51,6 +52,7 @@ class OffloadingConnectorScheduler:
         manager: Which chunk is where.
         metrics: Where to count.
         ladder: Tiers below host memory; None without any.
+        prober: Asks those of them that are shared; None without any.
     """
 
     def __init__(
@@ -59,6 +61,7 @@ class OffloadingConnectorScheduler:
         manager: CPUOffloadingManager,
         metrics: MetricsDelta,
         ladder: Ladder | None = None,
+        prober: Prober | None = None,
     ) -> None:
         self._config = config
         self._geometry = config.geometry
@@ -67,9 +70,10 @@ class OffloadingConnectorScheduler:
         self._requests: dict[str, RequestOffloadState] = {}
         self._jobs = OpenJobs(config.rank_count, config.transfer_deadline_s)
         self._holds = BlockHolds()
+        self._pace = RecomputePace()
         self._lower = None
         if ladder is not None:
-            self._lower = LowerTiers(config, ladder, self._jobs, self._holds, metrics)
+            self._lower = LowerTiers(config, ladder, self._jobs, self._holds, metrics, self._pace, prober)
         self._stores = StorePlanner(config, manager, self._jobs, metrics, self._holds, self._lower)
         self._lazy = LazyStores(config, manager, self._stores) if config.lazy else None
         self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
@@ -78,7 +82,6 @@ class OffloadingConnectorScheduler:
         )
         self._flush: set[JobId] = set()
         self._copied: deque[TransferJobStatus] = deque()  # stores that have ended and are not ready yet
-        self._pace = RecomputePace()
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
         self._told = (0, 0.0)  # the generation the ranks were told of last, and when
@@ -131,8 +134,9 @@ class OffloadingConnectorScheduler:
             return (None, False) if parked.stands_back(request.request_id) else (0, False)
         if state.load_failed or request.skip_reading_prefix_cache or not state.limits.max_load_tokens:
             return 0, False
+        below = self._lower is not None and self._lower.awaits(state, now_s)
         found = look_up(state, self._geometry, self._manager, num_computed_tokens)
-        later = found.later or (self._lower is not None and self._lower.awaits(state))
+        later = found.later or below
         hit_tokens = found.restored_tokens - num_computed_tokens
         brought_by = self._loads.brought_by(state, num_computed_tokens) if hit_tokens > 0 else None
         if later or brought_by is not None:
@@ -344,6 +348,11 @@ class OffloadingConnectorScheduler:
             self._lower.set_gauges()
         return self._metrics
 
+    def close(self) -> None:
+        """End: nothing is asked any more."""
+        if self._lower is not None:
+            self._lower.close()
+
     def check_invariants(self) -> None:
         """Check the books; see ``OffloadingManager.check_invariants``."""
         self._jobs.check_invariants()
@@ -354,7 +363,7 @@ class OffloadingConnectorScheduler:
             self._lazy.check_invariants()
         idle = not len(self._jobs) and not self._copied
         if self._lower is not None:
-            self._lower.check_invariants()
+            self._lower.check_invariants(self._requests.values())
             idle = idle and self._lower.is_idle
         self._manager.check_invariants(idle)
 

@@ -115,6 +115,8 @@ class Kept:
         epoch: Of residency, when it was last looked at.
         attempts: Times promotions were begun.
         sighted: It has been admitted before.
+        questions: Asked of shared tiers on its behalf, that have not been answered to their end.
+        asked_s: When it was first held back for answers.
     """
 
     handles: list[int] = field(default_factory=list)
@@ -124,6 +126,8 @@ class Kept:
     epoch: int = -1
     attempts: int = 0
     sighted: bool = False
+    questions: set[int] = field(default_factory=set)
+    asked_s: float | None = None
 
 
 @dataclass(slots=True)

@@ -11,7 +11,6 @@ from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, Ids,
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.metrics import MetricsDelta
-from kvtide.scheduler.below import hop_of
 from kvtide.scheduler.contents import content_of
 from kvtide.scheduler.fences import NULL_BLOCK
 from kvtide.scheduler.holds import BlockHolds
@@ -289,7 +288,7 @@ class StorePlanner:
         writes = []
         if self._lower is not None:
             writes = self._lower.behind_store(state, run, output.store_spec.slots, content)
-            hops += tuple(hop_of(write) for write in writes)
+            hops += self._lower.hops_of(writes)
         status = self._jobs.plan(
             state,
             self._manager.generation,

@@ -28,7 +28,7 @@ from kvtide.transfer.lane import (
     TierPart,
     TierState,
 )
-from kvtide.transfer.lane_calls import Call, Kind, made
+from kvtide.transfer.lane_calls import Call, CallEnd, Kind, made
 from kvtide.transfer.lane_jobs import JobBooks, WaitingPart
 from kvtide.transfer.tier_lane import FULL, FULL_REST_S, RETRY_S, LaneSettings
 
@@ -94,8 +94,14 @@ class VirtualLane(Lane):
 
     # -- what is asked ------------------------------------------------------------------------------
 
-    def submit(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
-        taken = self.books.take(job_id, direction, parts)
+    def submit(
+        self,
+        job_id: JobId,
+        direction: TierDirection,
+        parts: Sequence[TierPart],
+        lead: tuple[bytes, ...] = (),
+    ) -> bool:
+        taken = self.books.take(job_id, direction, parts, lead)
         self._plan.happened["lane: queue full"] += not taken
         self.progress()
         return taken
@@ -243,8 +249,8 @@ class VirtualLane(Lane):
             return False
         fate = self._plan.draw(call.kind, self._settings.deadline_s)
         self._under_way.append(_Pending(call, fate, now_s + fate.lasts_s, self._begun))
-        if call.kind is Kind.READ and call.waiting is not None:
-            call.waiting.part.payload[:] = bytes([RUBBISH]) * call.waiting.part.payload.nbytes
+        for waiting in call.waiting if call.kind is Kind.READ else ():
+            waiting.part.payload[:] = bytes([RUBBISH]) * waiting.part.payload.nbytes
         return True
 
     def _list(self, now_s: float) -> None:
@@ -268,9 +274,9 @@ class VirtualLane(Lane):
         self._breaker.failed(now_s)
         # Writes do not wait for it any longer: it may take what is written anew.
         self._plan.harmed.update(call.keys)
-        if call.waiting is not None and not call.waiting.job.told_late:
-            call.waiting.job.told_late = True
-            self._late_jobs.add(call.waiting.job.job_id)
+        if call.waiting and not call.waiting[0].job.told_late:
+            call.waiting[0].job.told_late = True
+            self._late_jobs.add(call.waiting[0].job.job_id)
             self._plan.happened[f"lane: {call.kind.name.lower()} told late"] += 1
 
     # -- which call is next -------------------------------------------------------------------------
@@ -296,7 +302,8 @@ class VirtualLane(Lane):
                 waiting = queue.popleft()
                 refusal = self._refusal(kind, now_s)
                 if refusal is None:
-                    return Call(kind, now_s, waiting)
+                    most = self.tier.run_chunks(waiting.part.payload.nbytes)
+                    return Call(kind, now_s, self.books.neighbours(waiting, most))
                 self.books.note(waiting, PartFate.FAILED, refusal)
         return None
 
@@ -320,20 +327,20 @@ class VirtualLane(Lane):
 
     def _end(self, pending: _Pending, now_s: float) -> None:
         self._note_if_late(pending, pending.ends_s)
-        fate, trouble = self._make(pending)
+        end = self._make(pending)
         self._under_way.remove(pending)
         call = pending.call
-        self._judge(call, fate, trouble, now_s)
+        self._judge(call, end, now_s)
         if call.kind is Kind.GENERATION:
-            if fate is PartFate.DONE:
+            if end.fate is PartFate.DONE:
                 self._generations.popleft()
                 self._begun += 1
             else:
                 self._again_s = now_s + RETRY_S
         elif call.kind is Kind.DISCARD:
             self._full_until_s = -math.inf
-        elif call.waiting is not None:
-            self._note(call, call.waiting, fate, trouble)
+        for waiting, (fate, trouble) in zip(call.waiting, end.parts, strict=True):
+            self._note(call, waiting, fate, trouble)
 
     def _note(self, call: Call, waiting: WaitingPart, fate: PartFate, trouble: str | None) -> None:
         if waiting.job.voided:
@@ -347,27 +354,33 @@ class VirtualLane(Lane):
             self._plan.harmed.discard(waiting.part.name.key)
         self.books.note(waiting, fate, trouble)
 
-    def _make(self, pending: _Pending) -> tuple[PartFate, str | None]:
+    def _make(self, pending: _Pending) -> CallEnd:
         """Have a call do to the medium what it does."""
         call, kind = pending.call, pending.fate.kind
-        if kind in ("is damaged", "is gone") and call.waiting is not None:
-            self._plan.harm(self.tier, call.waiting.part.name.key, kind)
+        if kind in ("is damaged", "is gone") and call.waiting:
+            at = self._plan.chance.randrange(len(call.waiting)) if len(call.waiting) > 1 else 0
+            self._plan.harm(self.tier, call.waiting[at].part.name.key, kind)
         if kind == "fails":
-            return PartFate.FAILED, UNAVAILABLE
+            return _end_of(call, PartFate.FAILED, UNAVAILABLE)
         if kind == "is full":
-            return PartFate.FAILED, TierFullError.__name__
+            return _end_of(call, PartFate.FAILED, TierFullError.__name__)
         if call.kind is Kind.WRITE and pending.resets < self._begun:
             # What is being written when a generation begins is of before: no tier serves it.
-            return PartFate.DONE, None
+            return _end_of(call, PartFate.DONE, None)
         made_so = made(self.tier, call, self.name, self._settings.deadline_s)
-        return (PartFate.FAILED, UNAVAILABLE) if kind == "fails, and is kept" else made_so
+        return _end_of(call, PartFate.FAILED, UNAVAILABLE) if kind == "fails, and is kept" else made_so
 
-    def _judge(self, call: Call, fate: PartFate, trouble: str | None, now_s: float) -> None:
-        if trouble == FULL:
+    def _judge(self, call: Call, end: CallEnd, now_s: float) -> None:
+        if end.trouble == FULL:
             self._plan.happened["lane: full"] += 1
             self._full_until_s = now_s + FULL_REST_S
             self.books.fail_waiting(FULL, directions=[TierDirection.WRITE])
-        elif fate is PartFate.FAILED:
+        elif end.fate is PartFate.FAILED:
             self._breaker.failed(now_s)
         elif not call.late and call.kind is not Kind.DISCARD:
             self._breaker.succeeded()
+
+
+def _end_of(call: Call, fate: PartFate, trouble: str | None) -> CallEnd:
+    """The end of a call all of whose parts end alike."""
+    return CallEnd.of_parts([(fate, trouble)] * len(call.waiting)) if call.waiting else CallEnd(fate, trouble)

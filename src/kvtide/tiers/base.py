@@ -65,6 +65,14 @@ class Tier(ABC):
             "cannot be built from settings: it has no build()",
         )
 
+    @classmethod  # noqa: B027 - most have none
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        """Refuse options that will not do, before anything is built from them.
+
+        Raises:
+            ConfigError: Names the option, and shows no secret.
+        """
+
     def open(self) -> None:  # noqa: B027 - most tiers are ready once they are made
         """Make ready; called once, before any other call, from a thread that may wait.
 

@@ -33,7 +33,7 @@ from dataclasses import dataclass, field
 import xxhash
 
 from kvtide.errors import CorruptRecordError
-from kvtide.keys import OffloadKey, make_offload_key, split_offload_key
+from kvtide.keys import LEAD_ALIGNMENT, OffloadKey, make_offload_key, split_offload_key
 
 MAGIC = b"KVTIDE\r\n"
 FORMAT_VERSION = 1
@@ -64,10 +64,6 @@ class ChunkName:
     key: OffloadKey
     parent_hash: bytes | None
     chunk_index: int
-
-
-LEAD_ALIGNMENT = 64
-"""A run of records is told with the hashes before it, back to a chunk whose index is a multiple of this."""
 
 
 @dataclass(frozen=True, slots=True)

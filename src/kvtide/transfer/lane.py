@@ -91,6 +91,7 @@ class TierState:
         used_bytes: What of that is taken.
         late_count: Calls that are late and have not returned.
         opened: Whether it serves yet; what was submitted before waits.
+        chunk_read_s: See ``TierReport``.
     """
 
     state: BreakerState
@@ -99,6 +100,7 @@ class TierState:
     used_bytes: int
     late_count: int
     opened: bool
+    chunk_read_s: float = 0.0
 
 
 class Lane(ABC):
@@ -114,8 +116,21 @@ class Lane(ABC):
     name: str
 
     @abstractmethod
-    def submit(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
-        """Take a job; False when its writes do not fit the queue, and nothing was taken."""
+    def submit(
+        self,
+        job_id: JobId,
+        direction: TierDirection,
+        parts: Sequence[TierPart],
+        lead: tuple[bytes, ...] = (),
+    ) -> bool:
+        """Take a job; False when its writes do not fit the queue, and nothing was taken.
+
+        Args:
+            job_id: Of the job.
+            direction: Read or write.
+            parts: Neighbouring chunks of one group, in prefix order.
+            lead: See ``RecordRun``.
+        """
 
     @abstractmethod
     def cancel(self, job_ids: Collection[JobId]) -> None:

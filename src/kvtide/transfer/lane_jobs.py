@@ -19,6 +19,7 @@ class LaneJob:
     direction: TierDirection
     parts: Sequence[TierPart]
     submitted_s: float
+    lead: tuple[bytes, ...] = ()
     fates: bytearray = field(default_factory=bytearray)
     left: int = 0
     busy_s: float = 0.0
@@ -77,19 +78,36 @@ class JobBooks:
         self.waiting: dict[TierDirection, deque[WaitingPart]] = {one: deque() for one in TierDirection}
         self.write_bytes = 0  # of writes that have not ended
 
-    def take(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
+    def take(
+        self,
+        job_id: JobId,
+        direction: TierDirection,
+        parts: Sequence[TierPart],
+        lead: tuple[bytes, ...] = (),
+    ) -> bool:
         """Open a job; False when its writes do not fit."""
         if direction is TierDirection.WRITE:
             byte_count = sum(part.payload.nbytes for part in parts)
             if self.write_bytes + byte_count > self._queue_bytes:
                 return False
             self.write_bytes += byte_count
-        job = LaneJob(job_id, direction, parts, self._clock())
+        job = LaneJob(job_id, direction, parts, self._clock(), lead)
         self._jobs[job_id] = job
         self.waiting[direction].extend(WaitingPart(job, index) for index in range(len(parts)))
         if not parts:
             self._end(job)
         return True
+
+    def neighbours(self, first: WaitingPart, most: int) -> list[WaitingPart]:
+        """Take from what waits the parts that follow one of the same job, ``most`` in all, with it."""
+        queue, taken = self.waiting[first.job.direction], [first]
+        while queue and len(taken) < most:
+            after = queue[0]
+            in_a_row = after.job is first.job and after.index == taken[-1].index + 1
+            if not in_a_row or after.part.payload.nbytes != first.part.payload.nbytes:
+                break
+            taken.append(queue.popleft())
+        return taken
 
     def note(self, waiting: WaitingPart, fate: PartFate, trouble: str | None) -> None:
         """Note how a part ended."""

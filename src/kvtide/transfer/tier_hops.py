@@ -44,11 +44,14 @@ class TierSeat:
         lane: The way to it.
         record_bytes: Per group, what one chunk takes of its capacity; 0 where another rank writes it.
         shard_counts: Per group, how many ranks write a part of each chunk.
+        names_limit: Of chunks that are remembered to be in a tier that evicts by its own rules; None for one
+            that has a capacity.
     """
 
     lane: Lane
     record_bytes: tuple[int, ...]
     shard_counts: tuple[int, ...]
+    names_limit: int | None = None
 
 
 @dataclass(slots=True)
@@ -92,9 +95,9 @@ class TierHops:
         for index, hop in enumerate(job.hops[first:], first):
             tier = _tier_of(hop)
             lane = self._seats[tier - 1].lane
-            direction, parts = self._parts(hop)
+            direction, parts, lead = self._parts(hop)
             self._open[tier, job.job_id] = index
-            if not lane.submit(job.job_id, direction, parts):
+            if not lane.submit(job.job_id, direction, parts, lead):
                 del self._open[tier, job.job_id]
                 self._metrics.add("tier_errors", len(parts), f"{lane.name},queue_full")
                 self._results[job.job_id, index] = HopResult.FAILED
@@ -158,7 +161,7 @@ class TierHops:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _parts(self, hop: Hop) -> tuple[TierDirection, list[TierPart]]:
+    def _parts(self, hop: Hop) -> tuple[TierDirection, list[TierPart], tuple[bytes, ...]]:
         direction, storage, host = TierDirection.WRITE, hop.target, hop.source
         if not isinstance(storage, StorageLoadStoreSpec):
             direction, storage, host = TierDirection.READ, hop.source, hop.target
@@ -172,7 +175,7 @@ class TierHops:
             name = ChunkName(make_offload_key(block_hash, storage.group_index), parent, index)
             parts.append(TierPart(name, self._memory[slot * step : slot * step + count]))
             parent = block_hash
-        return direction, parts
+        return direction, parts, storage.lead
 
     def _note(self, tier: int, name: str, outcome: TierOutcome) -> None:
         index = self._open.pop((tier, outcome.job_id), None)
@@ -194,8 +197,9 @@ class TierHops:
         for tier, seat in enumerate(self._seats, 1):
             state = seat.lane.state()
             serves = state.opened and state.state is not BreakerState.OPEN
+            capacity_bytes = state.capacity_bytes if seat.names_limit is None else _bytes_of_names(seat)
             report = TierReport(
-                serves, serves and state.takes_writes, state.capacity_bytes, seat.record_bytes
+                serves, serves and state.takes_writes, capacity_bytes, seat.record_bytes, state.chunk_read_s
             )
             # A tier that is not open yet has no capacity, and nothing to say.
             if state.opened and report != self._reported.get(tier):
@@ -227,6 +231,11 @@ class TierHops:
             width,
             last,
         )
+
+
+def _bytes_of_names(seat: TierSeat) -> int:
+    """What the chunks take that are remembered to be in a shared tier."""
+    return (seat.names_limit or 0) * max(seat.record_bytes)
 
 
 def _tier_of(hop: Hop) -> int:

@@ -29,9 +29,10 @@ from kvtide.transfer.lane import (
     TierPart,
     TierState,
 )
-from kvtide.transfer.lane_calls import Call, Kind, made, sizes_of
+from kvtide.transfer.lane_calls import NODE, Call, CallEnd, Kind, made, sizes_of
 from kvtide.transfer.lane_jobs import JobBooks, LaneJob
 from kvtide.transfer.lane_survey import Survey
+from kvtide.transfer.read_pace import ReadPace
 
 logger = logging.getLogger(__name__)
 
@@ -91,6 +92,7 @@ class TierLane(Lane):
         self._changed = threading.Condition()
         self._books = JobBooks(self._settings.queue_bytes, time.monotonic)
         self._calls: dict[int, Call] = {}
+        self._pace = ReadPace(self._settings.thread_count)
         self._discards: deque[OffloadKey] = deque()
         self._generations: deque[bool] = deque()  # asked for, and whether trusted
         self._generations_begun = 0
@@ -110,9 +112,15 @@ class TierLane(Lane):
 
     # -- what is asked ------------------------------------------------------------------------------
 
-    def submit(self, job_id: JobId, direction: TierDirection, parts: Sequence[TierPart]) -> bool:
+    def submit(
+        self,
+        job_id: JobId,
+        direction: TierDirection,
+        parts: Sequence[TierPart],
+        lead: tuple[bytes, ...] = (),
+    ) -> bool:
         with self._changed:
-            taken = self._books.take(job_id, direction, parts)
+            taken = self._books.take(job_id, direction, parts, lead)
             self._changed.notify(len(parts))
         return taken
 
@@ -173,6 +181,7 @@ class TierLane(Lane):
                 used_bytes,
                 self._late_count,
                 self._survey.opened,
+                self._pace.chunk_s(now_s),
             )
 
     @property
@@ -202,16 +211,16 @@ class TierLane(Lane):
 
     def _work(self) -> None:
         while (call := self._begun()) is not None:
-            fate, trouble = made(self._tier, call, self.name, self._settings.deadline_s)
+            end = made(self._tier, call, self.name, self._settings.deadline_s)
             # Reads leave it as it is, and asking costs as much as the lane's own part of one.
-            is_plain_read = call.kind is Kind.READ and fate is PartFate.DONE
+            is_plain_read = call.kind is Kind.READ and end.fate is PartFate.DONE
             sizes = None if is_plain_read else sizes_of(self._tier, self.name)
             with self._changed:
                 del self._calls[id(call)]
                 if not is_plain_read:
                     self._note_sizes(sizes)
-                self._judge(call, fate, trouble)
-                self._settle(call, fate, trouble)
+                self._judge(call, end)
+                self._settle(call, end)
                 self._tell()
                 if self._frees_others(call):
                     self._changed.notify_all()
@@ -271,7 +280,8 @@ class TierLane(Lane):
                 waiting = queue.popleft()
                 refusal = self._refusal_of(waiting.job, now_s)
                 if refusal is None:
-                    return Call(kind, now_s, waiting)
+                    most = self._tier.run_chunks(waiting.part.payload.nbytes)
+                    return Call(kind, now_s, self._books.neighbours(waiting, most))
                 self._books.note(waiting, PartFate.FAILED, refusal)
         if now_s >= self._sizes_due_s and not self._under_way(Kind.SIZES):
             return Call(Kind.SIZES, now_s)
@@ -303,37 +313,43 @@ class TierLane(Lane):
 
     # -- what an end means; the lock is held ------------------------------------------------------------
 
-    def _settle(self, call: Call, fate: PartFate, trouble: str | None) -> None:
+    def _settle(self, call: Call, end: CallEnd) -> None:
         if call.kind is Kind.GENERATION:
-            if fate is PartFate.DONE:
+            if end.fate is PartFate.DONE:
                 self._generations.popleft()
                 self._generations_begun += 1
             else:
                 self._again_s = time.monotonic() + RETRY_S
         elif call.kind is Kind.DISCARD:
             self._full_until_s = None
-        elif call.waiting is not None:
-            job = call.waiting.job
+        elif call.waiting:
+            job = call.waiting[0].job
             job.busy_s += time.monotonic() - call.began_s
-            if job.voided:
+            for waiting, (fate, trouble) in zip(call.waiting, end.parts, strict=True):
+                if not job.voided:
+                    self._books.note(waiting, fate, trouble)
+                    continue
                 # A write that was so late that the reset did not wait for it may have come after it.
                 if call.kind is Kind.WRITE and call.late:
-                    self._discards.append(call.waiting.part.name.key)
-                fate, trouble = PartFate.FAILED, CANCELLED
-            self._books.note(call.waiting, fate, trouble)
+                    self._discards.append(waiting.part.name.key)
+                self._books.note(waiting, PartFate.FAILED, CANCELLED)
 
-    def _judge(self, call: Call, fate: PartFate, trouble: str | None) -> None:
-        """Tell the breaker; a miss or a damaged record is no trouble of the medium."""
+    def _judge(self, call: Call, end: CallEnd) -> None:
+        """Tell the breaker; a miss, a damaged record or one of many nodes is no trouble of the medium."""
         now_s = time.monotonic()
-        if trouble == FULL:
+        if call.kind is Kind.READ and end.trouble != NODE:
+            self._pace.note(now_s - call.began_s, len(call.waiting), now_s)
+        if end.trouble == FULL:
             self._full_s, self._full_until_s = now_s, now_s + FULL_REST_S
             self._books.fail_waiting(FULL, directions=[TierDirection.WRITE])
             if not self._full_told:
                 logger.warning("%s is full: writes are skipped until there is room", self.name)
             self._full_told = True
-        elif fate is PartFate.FAILED:
+        elif end.fate is PartFate.FAILED:
             self._breaker.failed(now_s)
-        elif not call.late and call.kind not in (Kind.DISCARD, Kind.SIZES):  # whose trouble is not told
+        elif (
+            end.trouble != NODE and not call.late and call.kind not in (Kind.DISCARD, Kind.SIZES)
+        ):  # whose trouble is not told
             self._breaker.succeeded()
             if call.kind is Kind.WRITE and self._full_told and call.began_s >= self._full_s + ROOM_TOLD_S:
                 logger.warning("%s has room again", self.name)
@@ -355,9 +371,9 @@ class TierLane(Lane):
     def _note_late(self, call: Call, now_s: float) -> None:
         call.late = True
         self._breaker.failed(now_s)
-        if call.waiting is not None and not call.waiting.job.told_late:
-            call.waiting.job.told_late = True
-            self._late_jobs.add(call.waiting.job.job_id)
+        if call.waiting and not call.waiting[0].job.told_late:
+            call.waiting[0].job.told_late = True
+            self._late_jobs.add(call.waiting[0].job.job_id)
         if not self._is_out:
             self._surplus += 1
             self._start_thread()

@@ -8,6 +8,7 @@ import logging
 import os
 import time
 from collections.abc import Iterable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import vllm
@@ -102,6 +103,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 with_events,
                 writes_new_blocks_first(vllm_config, kv_cache_config),
                 blocks_per_step(vllm_config, self._geometry),
+                partial(tier_identity_of, vllm_config, kv_cache_config, self._geometry),
             )
         else:
             device = vllm_config.device_config.device_type
@@ -280,6 +282,8 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         worker, self._worker = self._worker, None
         if worker is not None:
             worker.close()
+        if self._scheduler is not None:
+            self._scheduler.close()
 
 
 def _step(metadata: KVConnectorMetadata) -> OffloadingConnectorMetadata:

@@ -84,6 +84,7 @@ def tier_identity_of(
         fingerprint_of(vllm_config, kv_cache_config, geometry),
         vllm_config.model_config.model,
         tuple(shards_of(vllm_config, geometry, rank) for rank in range(geometry.shard_count)),
+        f"{vllm_config.kv_transfer_config.engine_id}/{vllm_config.instance_id}",
     )
 
 
