@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -24,17 +25,15 @@ SECRET = "a-secret-that-nobody-may-see"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with moto_server() as server:
-        server.make_bucket("kvtide")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with moto_server(tmp_path_factory.mktemp("moto")) as server:
         yield server
 
 
 @pytest.fixture
-def own_server() -> Iterator[S3Server]:
+def own_server(tmp_path: Path) -> Iterator[S3Server]:
     """One that may be frozen and killed."""
-    with moto_server() as server:
-        server.make_bucket("kvtide")
+    with moto_server(tmp_path) as server:
         yield server
 
 

@@ -220,6 +220,38 @@ def test_without_the_beginning_of_the_window_chunks_are_objects_of_their_own_and
         assert read(other, run_of(WORDS, 3, 8, lead)) == [True] * 3 + [False] * 2
 
 
+def test_chunks_that_were_written_one_by_one_are_read_by_runs_at_once(
+    store: MemoryStore, tier: ObjectsTier, other: ObjectsTier
+) -> None:
+    write(tier, run_of(WORDS, 0, 20))
+    for name in run_of(WORDS, 20, 50).names():  # as they are computed
+        payload = memoryview(payload_for(WORDS[name.chunk_index]))
+        assert tier.write(name, payload, DEADLINE_S) is NEW
+    assert other.find(run_of(WORDS, 0, 64), DEADLINE_S) == [True] * 50 + [False] * 14
+    assert read(other, run_of(WORDS, 0, 64)) == [True] * 50 + [False] * 14
+    damaged(store, tier._path_of(run_of(WORDS, 0, 64).keys()[30]), 300)
+    outcomes = read(other, run_of(WORDS, 0, 50))
+    assert isinstance(outcomes.pop(30), CorruptRecordError)
+    assert outcomes == [True] * 49
+    assert read(other, run_of(WORDS, 29, 32)) == [True, False, True]
+
+
+def test_who_only_looks_learns_by_the_objects_that_chunks_are_not_packed(
+    store: MemoryStore, other: ObjectsTier
+) -> None:
+    large = memoryview(bytes(PACK_BYTES))
+    for name in run_of(WORDS, 0, 20).names():
+        other.write(name, large, DEADLINE_S)
+    prober = tier_over(store)
+    counting = Counting(prober)
+    assert prober.find(run_of(WORDS, 0, 16), DEADLINE_S) == [True] * 16
+    assert "list" in counting.calls
+    counting.calls.clear()
+    assert prober.find(run_of(WORDS, 16, 48), DEADLINE_S) == [True] * 4 + [False] * 28
+    assert "list" not in counting.calls
+    prober.close()
+
+
 def test_a_miss_asks_little(other: ObjectsTier) -> None:
     counting = Counting(other)
     assert other.find(run_of(WORDS, 0, 200), DEADLINE_S) == [False] * 200

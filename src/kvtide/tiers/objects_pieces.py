@@ -18,7 +18,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from kvtide.tiers.records import HEADER_BYTES, LEAD_ALIGNMENT, RecordRun
+from kvtide.keys import LEAD_ALIGNMENT
+from kvtide.tiers.records import HEADER_BYTES, RecordRun
 
 WINDOW_CHUNKS = LEAD_ALIGNMENT
 HASH_BYTES = 16
