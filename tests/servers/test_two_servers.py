@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kvtide.testing.servers.s3 import moto_server
 from kvtide.testing.servers.valkey import redis_server
 
 from engine import models
 from engine.exchanges import POOL_BLOCKS, STORED_TOKENS, prompts_of
 from engine.server import Server, free_port, metrics_of, running
 from engine.tiny_engine import BLOCK_TOKENS
-from kvtide.testing.servers.s3 import moto_server
 
 CHUNKS = STORED_TOKENS // BLOCK_TOKENS
 KINDS = ("directory", "valkey", "objects")
