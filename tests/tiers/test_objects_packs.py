@@ -3,6 +3,7 @@
 import hashlib
 import operator
 import random
+import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -11,12 +12,15 @@ import pytest
 from obstore.store import MemoryStore
 
 from kvtide.errors import CorruptRecordError, TierUnavailableError
+from kvtide.jobs import JobId, PartFate
 from kvtide.testing.tiers import DEADLINE_S, IDENTITY, payload_of
 from kvtide.tiers import objects_bucket
 from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.objects import ObjectsTier
 from kvtide.tiers.objects_options import options_of
 from kvtide.tiers.records import HEADER_BYTES, RecordRun, unpack
+from kvtide.transfer.lane import TierDirection, TierPart
+from kvtide.transfer.tier_lane import LaneSettings, TierLane
 
 PAYLOAD_BYTES = 512
 PACK_BYTES = 16 * PAYLOAD_BYTES
@@ -144,6 +148,35 @@ def test_a_run_is_one_object_for_every_sixteen_chunks(store: MemoryStore, tier: 
     assert write(tier, run_of(WORDS, 0, 128)) == [NEW] * 128
     assert counting.calls.count("put") == 8 == len(paths(store))
     assert counting.calls.count("list") == 2
+
+
+@pytest.mark.parametrize(("start", "stop", "puts"), [(5, 21, 1), (5, 22, 2), (60, 76, 2), (48, 64, 1)])
+def test_pieces_begin_where_a_run_does_and_end_with_its_window(
+    store: MemoryStore, tier: ObjectsTier, start: int, stop: int, puts: int
+) -> None:
+    assert write(tier, run_of(WORDS, start, stop)) == [NEW] * (stop - start)
+    assert len(paths(store)) == puts
+
+
+def test_a_lane_hands_over_runs_and_few_objects_come_of_it(store: MemoryStore, other: ObjectsTier) -> None:
+    lane = TierLane(tier_over(store), "bucket", LaneSettings(thread_count=2, deadline_s=DEADLINE_S))
+    run, lead = run_of(WORDS, 70, 110), WORDS[64:70]
+    sent = [TierPart(name, memoryview(payload_for(WORDS[name.chunk_index]))) for name in run.names()]
+    back = [TierPart(name, memoryview(bytearray(PAYLOAD_BYTES))) for name in run.names()]
+    try:
+        for job, direction, parts in ((1, TierDirection.WRITE, sent), (2, TierDirection.READ, back)):
+            assert lane.submit(JobId(job), direction, parts, lead)
+            end_s = time.monotonic() + 2 * DEADLINE_S
+            while not (outcomes := lane.poll()):
+                assert time.monotonic() < end_s, "it did not end"
+                time.sleep(0.001)
+            assert set(outcomes[0].fates) == {PartFate.DONE}
+    finally:
+        assert lane.close(DEADLINE_S)
+    assert [one.payload for one in back] == [one.payload for one in sent]
+    assert len(paths(store)) == 3
+    assert all("/w/" in path for path in paths(store))
+    assert read(other, run) == [True] * 40
 
 
 # -- who finds what ------------------------------------------------------------------------------------
