@@ -145,6 +145,16 @@ def test_of_what_the_engine_has_itself_nothing_is_asked() -> None:
     assert len(half.prober.asked) == 1
 
 
+@pytest.mark.parametrize(("serves", "asked"), [(True, 0), (False, 1)])
+def test_of_what_a_private_tier_has_nothing_is_asked_while_it_serves(serves: bool, asked: int) -> None:
+    half = Half("ps")
+    half.hold(FakeRequest("x", list(PROMPT)), 4, tiers=(1,))
+    assert half.below(FakeRequest("x", list(PROMPT))) == 4
+    half.serve(1, serves)
+    half.arrive("a", PROMPT)
+    assert len(half.prober.asked) == asked
+
+
 def test_behind_a_window_full_attention_is_asked_for_first_and_each_group_by_its_own_chunks() -> None:
     wide = GroupGeometry(0, GroupKind.SLIDING_WINDOW, 4, 1, 4, window_tokens=9)
     full = GroupGeometry(1, GroupKind.FULL_ATTENTION, 8, 1, 4)
@@ -361,6 +371,38 @@ def test_answers_to_what_was_never_asked_or_is_answered_change_nothing() -> None
     half.step()
     assert half.below(request) == 2, "after the last answer there is none"
     half.prober.end(type(question)(999, 1, question.parts), True, True, True, True)
+    half.step()
+    assert half.below(request) == 2
+
+
+@pytest.mark.parametrize(
+    ("part", "start", "count", "known"),
+    [(0, 0, 9, 4), (0, 4, 2, 0), (0, 40, 100, 0), (1, 0, 4, 0), (0, 2, 100, 0)],
+    ids=["longer", "behind the end", "far behind the end", "of no part", "in the middle, and longer"],
+)
+def test_an_answer_that_goes_further_than_the_question_is_cut(
+    part: int, start: int, count: int, known: int
+) -> None:
+    half = Half()
+    request = half.arrive("a", PROMPT)
+    half.prober.say(half.prober.asked[0], *(True,) * count, part=part, start=start)
+    half.prober.end(half.prober.asked[0])
+    half.step()
+    assert half.below(request) == known
+    assert half.asks(request) in (0, None)
+    counted = half.count("tier_probed_chunks", "s1,there")
+    assert counted <= 4
+
+
+def test_an_answer_of_before_what_was_asked_for_is_left_aside() -> None:
+    half = Half()
+    half.arrive("a", PROMPT)
+    half.prober.end(half.prober.asked[0], True, True)
+    half.step()
+    request = half.arrive("b", PROMPT)
+    assert chunks_of(half.prober.asked[1]) == [(0, 2, 4)]
+    half.prober.say(half.prober.asked[1], False, False, False, start=0)
+    half.prober.end(half.prober.asked[1])
     half.step()
     assert half.below(request) == 2
 
