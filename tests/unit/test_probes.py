@@ -293,6 +293,29 @@ def test_others_are_not_held_for_what_one_has_asked() -> None:
     assert half.asks(other) == 0
 
 
+# -- a prompt in many answers --------------------------------------------------------------------------------
+
+
+def test_what_comes_in_many_answers_is_all_brought_however_many_looks_that_takes() -> None:
+    half = Half(promotion_share=1.0)
+    request = half.arrive("a", tokens_of(200))
+    (question,) = half.prober.asked
+    brought: list[tuple[int, int, int]] = []
+    for start in range(0, 200, 25):
+        half.prober.say(question, *(True,) * 25, start=start)
+        assert half.asks(request, after_s=0.001) is None
+        step = half.step()
+        brought += promoted(step)
+        for job in step.jobs:
+            half.end(job)
+    half.prober.end(question)
+    assert half.asks(request) == 800
+    assert [start for _, start, _ in brought] == [0, *(stop for _, _, stop in brought[:-1])], (
+        "each once, in order"
+    )
+    assert brought[-1][2] == 200
+
+
 def test_what_fails_whenever_it_is_read_is_given_up() -> None:
     half = Half()
     request = half.arrive("a", PROMPT)

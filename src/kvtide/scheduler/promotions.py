@@ -24,8 +24,9 @@ PIECE_CHUNKS = 16
 PIECE_BYTES = 8 << 20
 """One job brings so much at most: what has come can be used while the rest is late."""
 
-ATTEMPTS = 3
-"""Promotions that are begun for a request that goes on asking: something is wrong with what it wants."""
+ATTEMPTS = 2
+"""Times promotions are begun again for a request that goes on asking, though no more is there than before:
+something is wrong with what it wants."""
 
 
 class Promotions:
@@ -219,7 +220,10 @@ class Promotions:
                     begun |= self._bring(state, group, source)
                 elif group.looks_back:
                     break
-        state.below.attempts += begun
+        if begun:
+            # Of a shared tier it is told bit by bit what is there: that is no reason to give up.
+            state.below.attempts += below <= state.below.reached_tokens
+            state.below.reached_tokens = max(below, state.below.reached_tokens)
 
     def _bring(self, state: RequestOffloadState, group: GroupGeometry, source: Source) -> bool:
         """Open jobs for neighbouring chunks; False when there was no room for any."""
