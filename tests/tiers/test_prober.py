@@ -9,15 +9,17 @@ from contextlib import contextmanager
 
 import pytest
 
-from kvtide.errors import TierUnavailableError
+from kvtide.errors import ConfigError, NodeUnavailableError, TierUnavailableError
 from kvtide.jobs import StorageLoadStoreSpec
 from kvtide.keys import LEAD_ALIGNMENT, ChunkRun, OffloadKey
 from kvtide.probing import ProbeAnswer, ProbePart, ProbeQuestion
 from kvtide.testing import VirtualClock
 from kvtide.testing.tiers import IDENTITY
 from kvtide.tiers.base import TierPlace, Written
+from kvtide.tiers.breaker import Breaker
 from kvtide.tiers.records import ChunkName, RecordRun
 from kvtide.tiers.shared import SharedTier
+from kvtide.transfer import prober as prober_module
 from kvtide.transfer.prober import (
     DEADLINE_S,
     FIRST_KEYS,
@@ -279,6 +281,24 @@ def test_what_is_forgotten_before_its_turn_is_not_asked_and_ends_all_the_same() 
         assert not asked.prober._forgotten, "what has ended leaves no name behind"
 
 
+def test_beyond_its_limit_the_oldest_question_ends_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(prober_module, "QUESTIONS_LIMIT", 3)
+    with asking() as asked:
+        asked.tier.hold()
+        asked.ask(1)
+        asked.tier.wait_asked()
+        for number in range(2, 7):
+            asked.ask(number, part_of(number, number + 1))
+        asked.prober.forget([4])
+        asked.ask(7)
+        for number in (2, 3, 4):
+            asked.end_at_once(number)
+        assert not asked.prober._forgotten
+        asked.tier.release()
+        assert asked.ended(7) == [(0, 0, 4)]
+        assert [start for _, start, _ in asked.sizes] == [0, 5, 6, 0]
+
+
 def test_how_long_an_answer_takes_is_a_running_mean_from_the_question_on() -> None:
     with asking() as asked:
         assert asked.prober.answer_s() == 0.0
@@ -341,6 +361,16 @@ def test_questions_that_wait_when_it_is_left_out_are_not_asked() -> None:
         assert len(asked.tier.calls) == 3
 
 
+def test_trouble_of_one_of_many_nodes_is_nothing_against_the_tier() -> None:
+    with asking() as asked:
+        asked.tier.trouble.extend([NodeUnavailableError("one is gone")] * 9)
+        for number in range(9):
+            asked.ask(number)
+            assert asked.ended(number) == []
+        assert len(asked.tier.calls) == 9
+        assert asked.prober.answer_s() == 0.0
+
+
 def test_an_error_that_no_tier_may_raise_is_told_and_not_the_end(caplog: pytest.LogCaptureFixture) -> None:
     with asking() as asked:
         asked.tier.trouble.extend([RuntimeError("a bug")])
@@ -351,7 +381,59 @@ def test_an_error_that_no_tier_may_raise_is_told_and_not_the_end(caplog: pytest.
     assert caplog.text.count("RuntimeError: a bug") == 1
 
 
+@pytest.mark.parametrize("extra", [1, -1, 1000])
+def test_answers_that_do_not_fit_the_question_are_trouble(
+    extra: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with asking() as asked:
+        asked.tier.extra = extra
+        for number in range(3):
+            asked.ask(number)
+            assert asked.ended(number) == []
+        assert asked.prober.answer_s() == math.inf
+    assert f"4 chunks were asked for, {4 + extra} answers came" in caplog.text
+
+
 # -- a tier that hangs ---------------------------------------------------------------------------------------
+
+
+def test_a_call_that_does_not_return_holds_up_nobody_and_it_is_asked_again_when_it_has() -> None:
+    with asking() as asked:
+        asked.tier.hold()
+        for number in (1, 2, 3):
+            asked.ask(number)
+        asked.tier.wait_asked()
+        asked.clock.advance(DEADLINE_S)
+        assert asked.prober.answer_s() < math.inf, "it still has its time"
+        assert asked.prober.take() == []
+        asked.clock.advance(0.01)
+        assert asked.prober.answer_s() == math.inf
+        for number in (1, 2, 3):
+            asked.end_at_once(number)
+        asked.ask(4)
+        asked.end_at_once(4)
+
+        asked.tier.release()
+        until(lambda: asked.prober.answer_s() < math.inf)
+        asked.ask(5)
+        assert asked.ended(5) == [(0, 0, 4)]
+        assert [run.start for run in asked.tier.calls] == [0, 0], "what was given up was not asked"
+        assert [one.question_id for one in asked.answers if not one.last] == [5], "nor is told any more"
+        assert asked.prober.answer_s() > 0.0, "it is remembered how long that took"
+
+
+def test_a_long_question_that_was_given_up_goes_no_further() -> None:
+    with asking() as asked:
+        asked.tier.hold()
+        asked.ask(1, part_of(0, 1000))
+        asked.tier.wait_asked()
+        asked.clock.advance(DEADLINE_S + 0.01)
+        asked.end_at_once(1)
+        asked.tier.release()
+        until(lambda: asked.prober.answer_s() < math.inf)
+        asked.ask(2)
+        asked.ended(2)
+        assert asked.sizes == [(0, 0, 16), (0, 0, 4)]
 
 
 def test_calls_that_return_late_are_trouble_though_they_went_well() -> None:
@@ -363,7 +445,93 @@ def test_calls_that_return_late_are_trouble_though_they_went_well() -> None:
         assert asked.prober.answer_s() == math.inf
 
 
+def test_what_is_known_of_a_tier_is_read_by_one_thread_at_a_time() -> None:
+    class Guarded(Breaker):
+        unguarded = 0
+
+        def state(self, now_s: float):
+            self.unguarded += not asked.prober._changed._is_owned()
+            return super().state(now_s)
+
+        def succeeded(self) -> None:
+            self.unguarded += not asked.prober._changed._is_owned()
+            super().succeeded()
+
+    with asking() as asked:
+        asked.prober._breaker = guarded = Guarded()
+        asked.ask(1)
+        asked.ended(1)
+        asked.prober.answer_s()
+        assert guarded.unguarded == 0
+
+
 # -- how it begins, and how it ends --------------------------------------------------------------------------
+
+
+def test_a_tier_that_cannot_be_had_is_tried_again_told_of_once_and_asked_in_the_end(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(prober_module, "FIRST_REST_S", 0.01)
+    monkeypatch.setattr(prober_module, "LONGEST_REST_S", 0.01)
+    clock, tiers = VirtualClock(), []
+    not_yet = deque([ConfigError("x", 1, "no"), TierUnavailableError("not yet"), RuntimeError("a bug")])
+    goes_on = threading.Event()
+
+    def make() -> SharedTier:
+        assert goes_on.wait(PATIENCE_S)
+        if not_yet:
+            raise not_yet.popleft()
+        tiers.append(AskedTier(clock, HASHES))
+        tiers[-1].opening.extend([TierUnavailableError("refused"), OSError("odd")])
+        return tiers[-1]
+
+    prober = TierProber("store", make, clock.monotonic)
+    assert prober.answer_s() == math.inf
+    prober.ask(ProbeQuestion(1, 1, (part_of(0, 4),)))
+    assert [(one.question_id, one.last) for one in prober.take()] == [(1, True)]
+    goes_on.set()
+    until(lambda: prober.answer_s() < math.inf)
+    assert len(tiers) == 1, "what was made and could not be opened is opened again, and not left about"
+    assert tiers[0].open_count == 3
+    prober.ask(ProbeQuestion(2, 1, (part_of(0, 4),)))
+    answers: list[ProbeAnswer] = []
+    until(lambda: bool(answers.extend(prober.take())) or any(one.last for one in answers))
+    assert sum(answers[0].present) == 4
+    prober.close(PATIENCE_S)
+    assert tiers[0].closed_count == 1
+    assert caplog.text.count("cannot be asked") == 1
+
+
+def test_one_that_was_never_opened_ends_and_is_closed() -> None:
+    clock = VirtualClock()
+    tier = AskedTier(clock)
+    tier.opening.extend([TierUnavailableError("refused")] * 1000)
+    prober = TierProber("store", lambda: tier, clock.monotonic)
+    until(lambda: tier.open_count == 1)
+    prober.close(PATIENCE_S)
+    assert not prober._thread.is_alive()
+    assert (tier.open_count, tier.closed_count) == (1, 1)
+    assert prober.answer_s() == math.inf
+
+
+def test_the_end_waits_for_no_call_and_the_tier_is_closed_when_that_has_returned() -> None:
+    asked = Asking()
+    until(lambda: asked.prober.answer_s() < math.inf)
+    asked.tier.hold()
+    asked.ask(1, part_of(0, 1000))
+    asked.ask(2)
+    asked.tier.wait_asked()
+    asked.prober.close(0.01)
+    assert asked.tier.closed_count == 0, "it is in use"
+    for number in (1, 2):
+        asked.end_at_once(number)
+    asked.ask(3)
+    asked.end_at_once(3)
+    assert asked.prober.answer_s() == math.inf
+    asked.tier.release()
+    asked.prober.close(PATIENCE_S)
+    assert asked.tier.closed_count == 1
+    assert len(asked.tier.calls) == 1
 
 
 # -- several tiers -------------------------------------------------------------------------------------------
