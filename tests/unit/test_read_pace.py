@@ -9,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from probed import GROUP, Half, promoted
 
-from kvtide.geometry import GroupGeometry
+from kvtide.geometry import GroupGeometry, GroupKind
 from kvtide.transfer.read_pace import HALVED_S, LEAST_S, WEIGHT, ReadPace
 
 PROMPT = tuple(range(17))
 """Four chunks of four tokens, and the token that is always computed."""
+
+WINDOW = GroupGeometry(1, GroupKind.SLIDING_WINDOW, 4, 1, 4, window_tokens=9)
 
 
 # -- how fast it is ------------------------------------------------------------------------------------------
@@ -154,6 +156,23 @@ def test_one_that_is_slow_no_more_is_read_again_for_those_who_wait_still() -> No
     assert promoted(half.step()) == [(1, 0, 4)]
 
 
+def test_who_waits_on_is_counted_once_and_not_at_all_if_it_is_brought_in_the_end() -> None:
+    half = half_at(1000)
+    told(half, 1, *(True,) * 4)
+    half.serve(1, chunk_read_s=1.0)
+    waits, computes = half.arrive("a", PROMPT), half.arrive("b", [*PROMPT, 99])
+    for _ in range(5):
+        half.manager.residency_epoch += 1  # others store and read
+        assert (half.asks(waits), half.asks(computes)) == (0, 0)
+    half.scheduler.update_state_after_alloc(computes, ([1, 2, 3, 4, 5],), 0, half.now_s)
+    assert half.count("tier_passed_over_chunks") == 4
+    half.serve(1, chunk_read_s=0.0)
+    assert half.asks(waits) is None
+    half.finish(waits)
+    half.finish(computes)
+    assert half.count("tier_passed_over_chunks") == 4
+
+
 def test_what_follows_one_that_is_passed_over_is_not_brought_either() -> None:
     half = half_at(1000, tiers="ss")
     told(half, 1, True, True, False, False)
@@ -172,3 +191,30 @@ def test_what_comes_before_one_that_is_passed_over_is_brought() -> None:
     half.serve(2, chunk_read_s=1.0)
     half.arrive("a", PROMPT)
     assert promoted(half.step()) == [(1, 0, 2)]
+
+
+@pytest.mark.parametrize(("slow", "brought"), [(1, []), (2, []), (None, [(1, 0, 4), (2, 2, 4)])])
+def test_beside_a_window_all_that_a_point_needs_is_brought_or_nothing(
+    slow: int | None, brought: list
+) -> None:
+    half = half_at(1000, tiers="ss", groups=(GROUP, WINDOW))
+    told(half, 1, *(True,) * 4)
+    told(half, 2, False, False, True, True, group=1)
+    if slow is not None:
+        half.serve(slow, chunk_read_s=1.0)
+    request = half.arrive("a", PROMPT)
+    assert promoted(half.step()) == brought
+    half.finish(request)
+    assert half.count("tier_passed_over_chunks") == (4 if slow == 1 else 0)
+    assert half.count("tier_passed_over_chunks", "s2") == (2 if slow == 2 else 0)
+
+
+def test_a_reset_forgets_who_was_passed_over() -> None:
+    half = half_at(1000)
+    told(half, 1, *(True,) * 4)
+    half.serve(1, chunk_read_s=1.0)
+    request = half.arrive("a", PROMPT)
+    assert half.asks(request) == 0
+    half.scheduler.reset_cache()
+    half.finish(request)
+    assert half.count("tier_passed_over_chunks") == 0
