@@ -149,6 +149,15 @@ def _named(error: Exception, name: str) -> str:
     return "Exception"
 
 
+def run_chunks_of(tier: Tier, payload_bytes: int, name: str) -> int:
+    """Ask a tier how many neighbours it is best handed in one call; one where it cannot say."""
+    try:
+        return int(tier.run_chunks(payload_bytes))
+    except Exception:  # as above
+        logger.exception("%s: it cannot say how many chunks it wants in one call", name)
+        return 1
+
+
 def sizes_of(tier: Tier, name: str) -> tuple[int, int] | None:
     """Ask a tier for its capacity and what of it is taken, in bytes; None when it cannot say."""
     if not isinstance(tier, PrivateTier):
