@@ -252,6 +252,27 @@ def test_without_a_lead_a_call_says_what_its_job_knows() -> None:
     assert [call.run.parent_hash for call in tier.calls] == [HASHES[at - 1] for at in (70, 100, 130, 160)]
 
 
+def test_a_tier_that_cannot_say_how_many_it_wants_is_handed_one_and_the_thread_goes_on(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    answers: deque[object] = deque([RuntimeError("a bug"), None, "four"])
+
+    class Odd(RunTier):
+        def run_chunks(self, payload_bytes: int) -> int:
+            answer = answers.popleft() if answers else 2
+            if isinstance(answer, Exception):
+                raise answer
+            return answer  # type: ignore[return-value]
+
+    tier = Odd(0)
+    filled(tier, 0, 5)
+    with lane_of(tier) as lane:
+        lane.submit(JobId(1), READ, parts_of(0, 5))
+        assert outcomes(lane)[1].fates == bytes([DONE] * 5)
+        assert tier.handed == [("read", 3, 2)]
+    assert caplog.text.count("it cannot say how many chunks") == 3
+
+
 # -- what becomes of each ------------------------------------------------------------------------------------
 
 
@@ -464,8 +485,8 @@ def test_a_part_of_a_run_is_named_as_if_it_had_been_asked_for_alone(
     whole = RecordRun(
         0, start, tuple(HASHES[start : start + count]), HASHES[start - 1] if start else None, lead
     )
-    first = cut.draw(st.integers(start, start + count - 1))
-    last = cut.draw(st.integers(first + 1, start + count))
+    first = cut.draw(st.integers(start, start + count))
+    last = cut.draw(st.integers(first, start + count))
     part = whole.between(first, last)
     assert (part.start, len(part), part.hashes) == (first, last - first, tuple(HASHES[first:last]))
     assert part.parent_hash == (HASHES[first - 1] if first else None)
