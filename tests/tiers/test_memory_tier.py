@@ -7,12 +7,12 @@ import pytest
 from kvtide.errors import TierFullError
 from kvtide.keys import OffloadKey
 from kvtide.testing.memory_tier import MemoryTier, Records
-from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
+from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, PrivateTierTests, name_of, payload_of
 from kvtide.tiers.base import Tier
 from kvtide.tiers.records import HEADER_BYTES, RecordIdentity
 
 
-class TestMemoryTier(TierTests):
+class TestMemoryTier(PrivateTierTests):
     @pytest.fixture
     def place(self) -> Any:
         return Records()

@@ -12,7 +12,7 @@ import pytest
 
 from kvtide.errors import CorruptRecordError, TierError, TierUnavailableError
 from kvtide.keys import OffloadKey
-from kvtide.testing.tiers import DEADLINE_S, PAYLOAD_BYTES, TierTests, name_of, payload_of
+from kvtide.testing.tiers import DEADLINE_S, PAYLOAD_BYTES, PrivateTierTests, name_of, payload_of
 from kvtide.tiers.base import PrivateTier, Written
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.records import RecordIdentity, Shard
@@ -46,7 +46,7 @@ def read(tier: PrivateTier, number: int, group_index: int) -> bytes | None:
     return bytes(payload) if tier.read_into(key, memoryview(payload), DEADLINE_S) else None
 
 
-class TestReplicasOfNothing(TierTests):
+class TestReplicasOfNothing(PrivateTierTests):
     """Where this rank writes everything itself, it is a disk."""
 
     def make(self, place: Any, identity: RecordIdentity) -> PrivateTier:

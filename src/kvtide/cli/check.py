@@ -16,6 +16,8 @@ import typer
 from rich.table import Table
 
 from kvtide.cli import transfer_config
+from kvtide.cli.check_stores import Store, ask_stores
+from kvtide.cli.check_stores import as_plain as stores_as_plain
 from kvtide.cli.options import NO_METAVAR, with_settings, written
 from kvtide.cli.output import WRONG, note, show
 from kvtide.config import KVTideConfig, Resolved, resolve
@@ -50,6 +52,7 @@ class Findings:
     settings: Resolved | None
     memory: MemoryLimit | None
     disk: DiskRoom | None
+    stores: tuple[Store, ...]
     vllm: InstalledVLLM | None
     errors: tuple[ConfigError, ...]
 
@@ -70,6 +73,8 @@ def check(
 ) -> None:
     """Validate settings without starting anything, and show where each one comes from.
 
+    Stores that the settings name are asked whether they answer.
+
     Exit code 0: they would do here. 2: something is wrong, and is named.
     """
     findings = find_out(settings, config, os.environ)
@@ -86,6 +91,7 @@ def find_out(
 ) -> Findings:
     """Ask every question and collect what is wrong: one mistake does not hide the next."""
     errors: list[ConfigError] = []
+    stores: list[Store] = []
     resolved = memory = disk = vllm = None
     try:
         transfer = transfer_config.from_file_or_json(config) if config is not None else {}
@@ -105,13 +111,16 @@ def find_out(
             disk = room_at(Path(resolved.config.disk))
     except ConfigError as error:
         errors.append(error)
+    if resolved is not None:
+        stores, wrong = ask_stores(resolved.config)
+        errors += wrong
     try:
         vllm = installed_vllm()
         if vllm is not None:
             require_vllm()
     except ConfigError as error:
         errors.append(error)
-    return Findings(resolved, memory, disk, vllm, tuple(errors))
+    return Findings(resolved, memory, disk, tuple(stores), vllm, tuple(errors))
 
 
 def as_plain(findings: Findings) -> dict[str, Any]:
@@ -137,6 +146,7 @@ def as_plain(findings: Findings) -> dict[str, Any]:
             "free_bytes": findings.disk.free_bytes,
             "total_bytes": findings.disk.total_bytes,
         },
+        "stores": stores_as_plain(findings.stores),
         "vllm": vllm
         and {
             "distribution": vllm.distribution,
@@ -158,6 +168,9 @@ def _print(findings: Findings) -> None:
         typer.echo(f"memory   {memory}")
     if findings.disk is not None and findings.settings is not None:
         _print_disk(findings.disk, findings.settings.config)
+    for store in findings.stores:
+        if store.answer is not None:
+            typer.echo(f"store    {store.name}: {store.answer}")
     for error in findings.errors:
         typer.secho(f"wrong    {error}", fg=typer.colors.RED)
     if not findings.errors:

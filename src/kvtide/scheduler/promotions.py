@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 from kvtide.geometry import GroupGeometry, KVGeometry, chunks_needed
-from kvtide.jobs import JobId, OffloadPolicy, PartFate
+from kvtide.jobs import JobId, OffloadPolicy, leading_done
 from kvtide.keys import ChunkRun
 from kvtide.manager.ladder import Ladder, Source
 from kvtide.metrics import MetricsDelta
@@ -136,7 +136,7 @@ class Promotions:
         del self._open[job_id]
         self._open_count -= len(run)
         fates = hop.all_fates()
-        done = next((at for at, fate in enumerate(fates) if fate != PartFate.DONE), len(fates))
+        done = leading_done(fates)
         self._ladder.host.complete_part(run, spec, done)
         self._ladder.lose(promotion.tier, run, fates)
         name = self._ladder.tiers[promotion.tier - 1].plan.name

@@ -12,7 +12,7 @@ from kvtide.testing.naive_host import NaiveHost
 from kvtide.testing.naive_ladder import NaiveLadder
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
 from kvtide.testing.policies import PolicyTests
-from kvtide.testing.tiers import TierTests
+from kvtide.testing.tiers import PrivateTierTests, TierTests
 from kvtide.testing.virtual_lane import VirtualLane
 from kvtide.testing.workloads import RandomDay
 
@@ -39,6 +39,7 @@ __all__ = [
     "Records",
     "SlowTier",
     "TierCall",
+    "PrivateTierTests",
     "TierTests",
     "VirtualClock",
     "VirtualLane",

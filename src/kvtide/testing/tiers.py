@@ -1,4 +1,7 @@
-"""What every tier has to pass: subclass ``TierTests`` with a way to make one and two that bypass it."""
+"""What every tier has to pass: subclass ``TierTests`` with a way to make one and two that bypass it.
+
+One that an instance has for itself passes ``PrivateTierTests``.
+"""
 
 import threading
 from abc import ABC, abstractmethod
@@ -177,6 +180,45 @@ class TierTests(ABC):
         assert self._write(tier, 1) is Written.NEW
         assert self._read(tier, 1) == payload_of(1)
 
+    # -- many at once -------------------------------------------------------------------------------
+
+    def test_calls_of_many_threads_do_not_disturb_one_another(self, tier: Tier) -> None:
+        started = threading.Barrier(8)
+
+        def work(worker: int) -> None:
+            started.wait(DEADLINE_S)
+            for turn in range(12):
+                number = (worker * 5 + turn) % 16
+                self._write(tier, number)
+                read = self._read(tier, number)
+                assert read in (None, payload_of(number)), f"{number} came back wrong"
+                if turn % 4 == worker % 4:
+                    tier.discard([name_of(number).key])
+
+        with ThreadPoolExecutor(8) as pool:
+            for done in [pool.submit(work, worker) for worker in range(8)]:
+                done.result(60.0)
+
+    # -- inside -------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _write(tier: Tier, number: int) -> Written:
+        return tier.write(name_of(number), memoryview(payload_of(number)), DEADLINE_S)
+
+    @staticmethod
+    def _read(
+        tier: Tier, number: int, group_index: int = 0, byte_count: int = PAYLOAD_BYTES
+    ) -> bytearray | None:
+        payload = bytearray(byte_count)
+        found = tier.read_into(name_of(number, group_index).key, memoryview(payload), DEADLINE_S)
+        return payload if found else None
+
+
+class PrivateTierTests(TierTests):
+    """The contract of ``PrivateTier``, as tests: of ``TierTests``, and of what is there after a restart."""
+
+    # -- a reset and a restart ------------------------------------------------------------------
+
     @pytest.mark.parametrize("trusted", [False, True], ids=["other weights perhaps", "the same weights"])
     def test_what_came_after_a_reset_is_there_after_a_restart_if_the_weights_are_the_same(
         self, place: Any, trusted: bool
@@ -222,25 +264,6 @@ class TierTests(ABC):
         finally:
             tier.close()
 
-    # -- many at once -------------------------------------------------------------------------------
-
-    def test_calls_of_many_threads_do_not_disturb_one_another(self, tier: Tier) -> None:
-        started = threading.Barrier(8)
-
-        def work(worker: int) -> None:
-            started.wait(DEADLINE_S)
-            for turn in range(12):
-                number = (worker * 5 + turn) % 16
-                self._write(tier, number)
-                read = self._read(tier, number)
-                assert read in (None, payload_of(number)), f"{number} came back wrong"
-                if turn % 4 == worker % 4:
-                    tier.discard([name_of(number).key])
-
-        with ThreadPoolExecutor(8) as pool:
-            for done in [pool.submit(work, worker) for worker in range(8)]:
-                done.result(60.0)
-
     # -- a restart ----------------------------------------------------------------------------------
 
     def test_what_was_closed_is_there_again_and_listed(self, place: Any) -> None:
@@ -264,23 +287,7 @@ class TierTests(ABC):
         finally:
             again.close()
 
-    # -- inside -------------------------------------------------------------------------------------
-
     def _private(self, place: Any) -> PrivateTier:
         tier = self.opened(place)
-        if not isinstance(tier, PrivateTier):
-            tier.close()
-            pytest.skip("shared: what it holds is its own business")
+        assert isinstance(tier, PrivateTier)
         return tier
-
-    @staticmethod
-    def _write(tier: Tier, number: int) -> Written:
-        return tier.write(name_of(number), memoryview(payload_of(number)), DEADLINE_S)
-
-    @staticmethod
-    def _read(
-        tier: Tier, number: int, group_index: int = 0, byte_count: int = PAYLOAD_BYTES
-    ) -> bytearray | None:
-        payload = bytearray(byte_count)
-        found = tier.read_into(name_of(number, group_index).key, memoryview(payload), DEADLINE_S)
-        return payload if found else None
