@@ -59,8 +59,7 @@ class Probes:
         self._prober = prober
         self._metrics = metrics
         self._tiers = [tier for tier in ladder.tiers if isinstance(tier, SharedTierBooks)]
-        private = [tier.index for tier in ladder.tiers if not isinstance(tier, SharedTierBooks)]
-        self._owned = (HOST, *private)
+        self._private = [tier for tier in ladder.tiers if not isinstance(tier, SharedTierBooks)]
         self._open: dict[int, OpenQuestion] = {}
         self._last_id = 0
         self._silent = False
@@ -82,7 +81,8 @@ class Probes:
         run = finest.run(state.request.block_hashes, 0, finest.full_chunks(limit))
         if not run:
             return
-        owned = self._ladder.restore_point(run, self._owned) * finest.tokens_per_chunk
+        nearer = (HOST, *(tier.index for tier in self._private if tier.serves))
+        owned = self._ladder.restore_point(run, nearer) * finest.tokens_per_chunk
         if limit < max(engine_tokens, geometry.restore_point(owned)) + geometry.restore_interval:
             return
         for tier in self._tiers:
@@ -186,6 +186,8 @@ class Probes:
         if not answer.present or answer.part >= len(question.runs):
             return False
         run = question.runs[answer.part]
+        if not run.start <= answer.start < run.stop:
+            return False
         stop = min(run.stop, answer.start + len(answer.present))
         present = answer.present[: stop - answer.start]
         there = sum(present)

@@ -113,7 +113,8 @@ class Kept:
         chunk_count: Chunks of both.
         jobs: Open promotions that were begun for it.
         epoch: Of residency, when it was last looked at.
-        attempts: Times promotions were begun.
+        attempts: Times promotions were begun again though no more was there.
+        reached_tokens: Up to where something was there when they were begun.
         sighted: It has been admitted before.
         questions: Asked of shared tiers on its behalf, that have not been answered to their end.
         asked_s: When it was first held back for answers.
@@ -125,6 +126,7 @@ class Kept:
     jobs: set[JobId] = field(default_factory=set)
     epoch: int = -1
     attempts: int = 0
+    reached_tokens: int = 0
     sighted: bool = False
     questions: set[int] = field(default_factory=set)
     asked_s: float | None = None
