@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kvtide.testing.servers.s3 import moto_server
-from kvtide.testing.servers.valkey import redis_server
 
 from engine import models
 from engine.exchanges import POOL_BLOCKS, STORED_TOKENS, prompts_of
 from engine.server import Server, free_port, metrics_of, running
 from engine.tiny_engine import BLOCK_TOKENS
+from kvtide.testing.servers.s3 import moto_server
+from kvtide.testing.servers.valkey import redis_server
 
 CHUNKS = STORED_TOKENS // BLOCK_TOKENS
 KINDS = ("directory", "valkey", "objects")
@@ -89,6 +89,7 @@ def server(name: str, tiers: dict[str, dict[str, Any]], folder: Path) -> Server:
         "host_memory": "24MiB",
         # Machines are shared: a slow store is another test's matter.
         "defer_limit_s": 30.0,
+        "probe_wait_s": 10.0,
         "tiers": [
             {"class": kind, "name": kind, "deadline_s": 30.0, "options": options}
             for kind, options in tiers.items()

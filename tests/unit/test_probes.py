@@ -6,12 +6,13 @@ import pytest
 from fakes import FakeRequest
 from probed import GROUP, EnginePool, Half, ScriptedProber, chunks_of, promoted
 
+from kvtide.config import KVTideConfig
 from kvtide.geometry import GroupGeometry, GroupKind
 from kvtide.jobs import HopResult, PartFate
 from kvtide.keys import LEAD_ALIGNMENT
 from kvtide.manager.shared import CONFIRMED_FOR_S
-from kvtide.scheduler.probes import WAIT_S
 
+WAIT_S = KVTideConfig.model_fields["probe_wait_s"].default
 DONE, FAILED, GONE = PartFate.DONE, PartFate.FAILED, PartFate.GONE
 PROMPT = tuple(range(17))
 """Four chunks, and the token that is always computed."""

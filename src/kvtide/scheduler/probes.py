@@ -20,9 +20,6 @@ from kvtide.probing import ProbeAnswer, ProbePart, ProbeQuestion, Prober
 from kvtide.scheduler.lookup import readable_tokens
 from kvtide.scheduler.state import RequestOffloadState, SchedulerOffloadConfig
 
-WAIT_S = 0.05
-"""So long a request is held back for answers at most; and not at all for a tier that has been slower."""
-
 
 @dataclass(slots=True, eq=False)
 class OpenQuestion:
@@ -55,6 +52,7 @@ class Probes:
         self, config: SchedulerOffloadConfig, ladder: Ladder, prober: Prober, metrics: MetricsDelta
     ) -> None:
         self._geometry: KVGeometry = config.geometry
+        self._wait_s = config.probe_wait_s
         self._ladder = ladder
         self._prober = prober
         self._metrics = metrics
@@ -92,11 +90,11 @@ class Probes:
     def awaits(self, state: RequestOffloadState, now_s: float) -> bool:
         """Whether a request should be held back for an answer that is expected soon."""
         questions = [self._open[one] for one in state.below.questions if one in self._open]
-        if not any(self._prober.answer_s(one.tier.index) <= WAIT_S for one in questions):
+        if not any(self._prober.answer_s(one.tier.index) <= self._wait_s for one in questions):
             return False
         if state.below.asked_s is None:
             state.below.asked_s = now_s
-        if now_s < state.below.asked_s + WAIT_S:
+        if now_s < state.below.asked_s + self._wait_s:
             return True
         for one in questions:
             self._metrics.add("tier_probes_late", 1, one.tier.plan.name)

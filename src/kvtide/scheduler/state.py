@@ -31,6 +31,7 @@ class SchedulerOffloadConfig:
         with_events: Whether anyone listens to KV events.
         lazy: Store what the engine is about to hand out, not what is complete.
         promotion_share: Of host memory, what promotions may take before their requests have read it.
+        probe_wait_s: Longest wait for what shared tiers answer.
         reset_keeps_tiers: What lies below host memory is still right after a reset.
         blocks_per_step: Blocks that the engine hands out in one step at most, loads left aside.
     """
@@ -47,6 +48,7 @@ class SchedulerOffloadConfig:
     lazy: bool = False
     blocks_per_step: int = 0
     promotion_share: float = 0.25
+    probe_wait_s: float = 0.05
     reset_keeps_tiers: bool = False
 
     @property
