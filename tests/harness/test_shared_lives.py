@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from kvtide.config import KVTideConfig
 from kvtide.manager.shared import CONFIRMED_FOR_S
-from kvtide.scheduler.probes import WAIT_S
 from kvtide.testing import VirtualClock
 from kvtide.testing.shared_memory_tier import Store, is_private
 from kvtide.vllm.testing.below import check_below, is_settled, lower_of, shared_of, store_of
@@ -22,6 +22,7 @@ from kvtide.vllm.testing.questions import Questions
 from kvtide.vllm.testing.rest import check_rest
 from kvtide.vllm.testing.shape import EngineShape
 
+WAIT_S = KVTideConfig.model_fields["probe_wait_s"].default
 PROMPT = list(range(1, 31))  # 7 whole blocks of 4 tokens, and 2 tokens
 CHUNKS = 7
 NO_WRITE = {"extra_args": {"kv_transfer_params": {"no_write": True}}}
@@ -232,10 +233,11 @@ def test_books_that_name_what_nobody_ever_wrote_are_noticed(rig: Rig) -> None:
         rig.check()
 
 
-def test_a_request_that_is_held_back_for_too_long_is_noticed(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("kvtide.scheduler.probes.WAIT_S", 10 * WAIT_S)
+def test_a_request_that_is_held_back_for_too_long_is_noticed(rig: Rig) -> None:
+    lower = lower_of(rig.engine)
+    assert lower is not None
+    assert lower._probes is not None
+    lower._probes._wait_s = 10 * WAIT_S
     rig.lanes.questions.weights = {"very late": 1.0}
     rig.engine.add("waits", PROMPT, 1)
     with pytest.raises(HangError, match="held back"):

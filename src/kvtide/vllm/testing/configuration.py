@@ -142,6 +142,7 @@ class Configuration:
             settings["tiers"] = [other]
         if "shared" in sort:
             settings["tiers"] = [self._shared(chance, str(disk.with_name("store")))]
+            settings["probe_wait_s"] = chance.choice((0.01, 0.05, 0.05, 0.2))
         return settings
 
     def _shared(self, chance: random.Random, store: str) -> dict[str, Any]:

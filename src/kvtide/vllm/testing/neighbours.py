@@ -63,6 +63,11 @@ class Neighbours:
         done = self._do(deed)
         self._happened[f"neighbour {deed}"] += done > 0
 
+    def keep_their_own(self) -> None:
+        """Have those that were reset compute and keep whatever is known."""
+        for name in self._store.archive:
+            self._happened["neighbour keeps its own"] += self._keep(name)
+
     def _do(self, deed: str) -> int:
         chance, store = self._chance, self._store
         if deed in ("writes", "keeps its own"):

@@ -10,10 +10,10 @@ from collections.abc import Callable
 from typing import Any
 
 from kvtide.geometry import chunks_needed
-from kvtide.keys import make_offload_key
+from kvtide.keys import ChunkRun, make_offload_key
 from kvtide.manager.shared import CONFIRMED_FOR_S, SharedTierBooks
 from kvtide.probing import ProbeAnswer
-from kvtide.scheduler.probes import WAIT_S, OpenQuestion, Probes
+from kvtide.scheduler.probes import OpenQuestion, Probes
 from kvtide.scheduler.state import RequestOffloadState
 from kvtide.testing.clock import VirtualClock
 from kvtide.testing.virtual_prober import VirtualProber
@@ -39,6 +39,7 @@ class Questions:
         self._clock = clock
         self._happened = happened
         self._held_s: dict[str, float] = {}
+        self._wait_s = engine.connector._settings.probe_wait_s
         self._apart = False
         self._probes: Probes | None = None
 
@@ -113,22 +114,26 @@ class Questions:
             return False
         self._happened["held back for an answer"] += 1
         since_s = self._held_s.setdefault(name, now_s)
-        if now_s >= since_s + WAIT_S:
+        if now_s >= since_s + self._wait_s:
             raise HangError(
                 f"{name} is held back for an answer, {now_s - since_s:.3f} s after the first time"
             )
         assert self._probes is not None
         asked = [self._probes._open[one] for one in state.below.questions if one in self._probes._open]
-        if all(self._prober.answer_s(question.tier.index) > WAIT_S for question in asked):
+        if all(self._prober.answer_s(question.tier.index) > self._wait_s for question in asked):
             raise HangError(f"{name} is held back for a tier from which no answer is to be expected")
         return True
 
     def _note(self, inner: Callable[..., bool], question: OpenQuestion, answer: ProbeAnswer) -> bool:
-        """See that what is told to be absent is in no book."""
-        changed = inner(question, answer)
+        """See that what is told to be there, in a row, is in the books, and what is absent is not."""
         if not answer.present:
-            return changed
-        run, tier = question.runs[answer.part], question.tier
+            return inner(question, answer)
+        run, tier, present = question.runs[answer.part], question.tier, list(answer.present)
+        before = self._first_lacking(tier, run)
+        changed = inner(question, answer)
+        in_a_row = present.index(False) if False in present else len(present)
+        if before >= answer.start and self._first_lacking(tier, run) < answer.start + in_a_row:
+            raise LeakError(f"{tier.plan.name}: chunks from {answer.start} on are there and in no book")
         stop = answer.start + len(answer.present)
         keys, _, _ = tier._arrivals.positions(run)
         places = tier._catalog.slots(tier.index, run.group_index, keys, answer.start, stop)
@@ -136,6 +141,14 @@ class Questions:
             if place >= 0 and not there:
                 raise LeakError(f"{tier.plan.name}: chunk {at} was told to be absent and is in the books")
         return changed
+
+    @staticmethod
+    def _first_lacking(tier: SharedTierBooks, run: ChunkRun) -> int:
+        """The first chunk that is neither in the books nor being written; of a window that says nothing."""
+        if not tier._looks_back[run.group_index]:
+            return 1 << 30
+        start, stop = tier.lacking(run.between(0, run.stop))
+        return start if start < stop else run.stop
 
     def _reset(self, inner: Callable[..., None], keeps: bool) -> None:
         inner(keeps)

@@ -365,9 +365,10 @@ class Walk:
             self._ask(ask)
 
     def _reset(self, reset: Callable[[], None]) -> None:
-        """Reset, and ask what a shared tier may have kept over it."""
+        """Reset, and ask what a shared tier may have kept over it, or what others have of other weights."""
         reset()
-        if self.shape.settings.get("reset_keeps_tiers") and shared_of(self.engine):
+        if shared_of(self.engine):
+            self.neighbours.keep_their_own()
             for ask in self._asker.again(self._chance.randrange(1, 6)):
                 self._ask(ask)
 
@@ -446,7 +447,9 @@ class Walk:
         self.engine.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _jump(self) -> None:
-        self.clock.advance(self._chance.choice(self._day.jumps_s))
+        # What a shared tier has told is taken to be so for half a minute.
+        longer_s = (40.0,) if shared_of(self.engine) else ()
+        self.clock.advance(self._chance.choice((*self._day.jumps_s, *longer_s)))
         self.report.happened["time jumps"] += 1
 
     def _update_early(self) -> None:

@@ -1,0 +1,1 @@
+"""Real servers for tests and benchmarks: started on loopback, ended by pid."""
