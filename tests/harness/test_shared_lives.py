@@ -222,6 +222,22 @@ def test_what_ranks_have_alike_is_written_by_one_and_read_by_all(tmp_path: Path)
     rig.engine.close()
 
 
+def test_a_chunk_of_which_one_rank_lacks_its_part_is_put_right(tmp_path: Path) -> None:
+    rig = Rig(tmp_path, ranks=2, defer_limit_s=0.0)
+    rig.ask("writes")
+    rig.restart()
+    # Who is asked knows of rank 0 alone; the promotion it makes begin is under way when the request stores.
+    rig.store.take(next(name for name in rig.store.records if name.endswith(".1of2")))
+    assert len(rig.store.records) == 2 * CHUNKS - 1
+    for name in ("is told", "computes", "hits"):
+        before = rig.count("hit_tokens|host")
+        rig.ask(name)
+    assert rig.count("hit_tokens|host") - before == 4 * CHUNKS
+    assert len(rig.store.records) == 2 * CHUNKS
+    rig.check()
+    rig.engine.close()
+
+
 # -- whether the watch can fail -------------------------------------------------------------------------
 
 

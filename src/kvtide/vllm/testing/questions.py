@@ -131,7 +131,10 @@ class Questions:
         run, tier, present = question.runs[answer.part], question.tier, list(answer.present)
         before = self._first_lacking(tier, run)
         changed = inner(question, answer)
-        in_a_row = present.index(False) if False in present else len(present)
+        # What a read did not find is not believed.
+        chunks = run.between(answer.start, min(run.stop, answer.start + len(present)))
+        believed = [there and not tier.is_refuted(key) for there, key in zip(present, chunks, strict=False)]
+        in_a_row = believed.index(False) if False in believed else len(believed)
         if before >= answer.start and self._first_lacking(tier, run) < answer.start + in_a_row:
             raise LeakError(f"{tier.plan.name}: chunks from {answer.start} on are there and in no book")
         stop = answer.start + len(answer.present)

@@ -160,7 +160,8 @@ class RevisitBelow:
         assert lower._probes is not None
         if not lower._probes._silent:
             # It finds what has no gap before it, and remembers so much.
-            row = there.index(False) if False in there else len(there)
+            told = [one and not tier.is_refuted(key) for one, key in zip(there, keys, strict=True)]
+            row = told.index(False) if False in told else len(told)
             room = tier.capacity_bytes // max(tier._record_bytes) * 39 // 40 - 1
             known = [one or at < min(row, room) for at, one in enumerate(known)]
         return [one and other for one, other in zip(there, known, strict=True)]
