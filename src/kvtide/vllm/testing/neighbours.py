@@ -8,7 +8,6 @@ import random
 from collections import Counter
 from collections.abc import Sequence
 
-from kvtide.errors import CorruptRecordError
 from kvtide.testing.lane_faults import flip
 from kvtide.testing.shared_memory_tier import SharedMemoryTier, Store
 from kvtide.tiers.base import TierPlace
@@ -65,7 +64,7 @@ class Neighbours:
 
     def keep_their_own(self) -> None:
         """Have those that were reset compute and keep whatever is known."""
-        for name in self._store.archive:
+        for name in list(self._store.archive):
             self._happened["neighbour keeps its own"] += self._keep(name)
 
     def _do(self, deed: str) -> int:
@@ -102,11 +101,10 @@ class Neighbours:
 
     def _keep(self, name: str) -> bool:
         """Compute a chunk with other weights, and keep it."""
-        written = self._store.archive[name]
-        try:
-            header = unpack(written.data)
-        except CorruptRecordError:
-            return False
+        written = self._store.archive.get(name)
+        if written is None:
+            return False  # forgotten for what was kept just now
+        header = unpack(written.data)
         rubbish = bytearray(self._chance.randbytes(len(written.data) - HEADER_BYTES))
         kept = False
         for own in self._own:
