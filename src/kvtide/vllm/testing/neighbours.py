@@ -44,10 +44,10 @@ class Neighbours:
         self._own: list[SharedMemoryTier] = []
 
     def move_in(self, tiers: Sequence[SharedMemoryTier]) -> None:
-        """Have one that was reset once, and one that was twice, beside these, the tiers of each rank."""
+        """Have some that were reset once or more often beside these, the tiers of each rank."""
         self._own = []
         for tier in tiers:
-            for reset_count in (1, 2):
+            for reset_count in range(1, 7):
                 place = TierPlace(
                     tier.identity, tier._rank, 0, {"store": tier._name}, "a neighbour", tier._writes
                 )
@@ -63,8 +63,8 @@ class Neighbours:
         self._happened[f"neighbour {deed}"] += done > 0
 
     def keep_their_own(self) -> None:
-        """Have those that were reset compute and keep whatever is known."""
-        for name in list(self._store.archive):
+        """Have those that were reset compute and keep what was written lately."""
+        for name in list(self._store.archive)[-60:]:
             self._happened["neighbour keeps its own"] += self._keep(name)
 
     def _do(self, deed: str) -> int:

@@ -410,6 +410,8 @@ class Walk:
     def _restart_by_chance(self) -> None:
         if self._below is not None:
             self._begin_anew(self.restarts.by_chance)
+            if shared_of(self.engine) and self._chance.random() < 0.3:
+                self._reset(self.resets.connector)  # as in an earlier life, perhaps of the same name
             for ask in self._asker.again(self._chance.randrange(5)):
                 self._ask(ask)
 
