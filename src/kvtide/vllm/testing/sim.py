@@ -174,7 +174,6 @@ MUST_HAPPEN = (
     *(f"store: several {what} in one call" for what in ("asked for", "read", "written")),
     "store: a lead that begins within the prompt",
     "store: evicted",
-    "store: corrupt record found",
     "hit again from shared, after a restart",
     "hit again from shared, pushed out",
 )
