@@ -681,7 +681,7 @@ MUTANTS = (
         "failed-write-is-there",
         "F5",
         "manager/ladder.py",
-        "self.tiers[write.tier - 1].end_write(write.run, write.places, done)",
+        "self.tiers[write.tier - 1].end_write(write.run, write.places, leading_done(fates))",
         "self.tiers[write.tier - 1].end_write(write.run, write.places, len(fates))",
         "what a tier could not keep is in its books",
     ),

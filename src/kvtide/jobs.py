@@ -7,7 +7,7 @@ answers a hop.
 
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, IntEnum, auto
 from typing import Any, NamedTuple, NewType, TypeAlias
@@ -225,6 +225,11 @@ class PartFate(IntEnum):
     DONE = 1
     GONE = 2
     """The tier has not got it, or had something else and has forgotten it."""
+
+
+def leading_done(fates: Sequence[int]) -> int:
+    """Count the chunks at the beginning that are done: what follows one that is not is of no use."""
+    return next((at for at, fate in enumerate(fates) if fate != PartFate.DONE), len(fates))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import pytest
 
 from kvtide.testing.servers.mooncake import in_own_network, why_not
 
-LIMIT_S = 240
+LIMIT_S = 400
 INSIDE = Path(__file__).with_name("inside_mooncake.py")
 
 

@@ -1,5 +1,6 @@
 """The valkey tier on a bad night: servers that freeze, die, come back, move what they have; and its lane."""
 
+import itertools
 import random
 import threading
 from collections.abc import Iterator, Sequence
@@ -12,7 +13,7 @@ import pytest
 from kvtide.errors import NodeUnavailableError, TierError, TierUnavailableError
 from kvtide.jobs import JobId
 from kvtide.keys import OffloadKey, split_offload_key
-from kvtide.testing.servers.valkey import Server, cluster, redis_server, valkey_program, wait_until
+from kvtide.testing.servers.valkey import PASSWORD, Server, cluster, redis_server, valkey_program, wait_until
 from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, name_of
 from kvtide.tiers import valkey_nodes
 from kvtide.tiers.base import TierPlace, Written
@@ -242,6 +243,21 @@ def test_a_node_that_thaws_is_back_with_what_it_has(standing: list[Server]) -> N
         assert [read(tier, number) for number in range(12)] == [payload_of(number) for number in range(12)]
 
 
+def test_a_frozen_node_leaves_time_for_those_that_are_asked_after_it(standing: list[Server]) -> None:
+    with opened(standing[0].url, cluster=True) as tier:
+        for number in range(COUNT):
+            write(tier, number)
+        of_it = [number for number in range(COUNT) if keeper_of(tier, number) == 1]
+        others = [number for number in range(COUNT) if keeper_of(tier, number) != 1]
+        standing[1].freeze()
+        try:
+            found = tier.contains([name_of(number).key for number in of_it + others], 3.0)
+        finally:
+            standing[1].thaw()
+        assert found == [False] * len(of_it) + [True] * len(others)
+        assert trouble(tier.nodes) == 1
+
+
 def test_when_all_nodes_are_gone_the_tier_is(servers: list[Server]) -> None:
     with opened(servers[0].url, cluster=True) as tier:
         for server in servers:
@@ -315,6 +331,23 @@ def test_a_cluster_says_how_many_it_is(standing: list[Server]) -> None:
         assert ", 3 nodes, " in tier.ping(PATIENCE_S)
 
 
+def test_a_user_with_just_the_rights_it_needs_is_let_into_a_cluster(
+    standing: list[Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RIGHT_PASSWORD", PASSWORD)
+    rights = ["~kvtide/*", "+@read", "+@write", "+ping", "+info", "+select", "+cluster|slots", "+asking"]
+    for server in standing:
+        server.command("ACL", "SETUSER", "tide", "on", f">{PASSWORD}", *rights)
+    user = {"username": "tide", "password_env": "RIGHT_PASSWORD"}
+    with opened(standing[0].url, cluster=True, **user) as tier:
+        for number in range(12):
+            write(tier, number)
+        assert [read(tier, number) for number in range(12)] == [payload_of(number) for number in range(12)]
+        tier.discard([name_of(number).key for number in range(12)])
+        assert tier.contains([name_of(number).key for number in range(12)], PATIENCE_S) == [False] * 12
+        assert ", 3 nodes, " in tier.ping(PATIENCE_S)
+
+
 # -- before it a lane -----------------------------------------------------------------------------
 
 
@@ -345,16 +378,19 @@ def test_a_lane_answers_while_the_server_is_frozen_and_comes_back(tmp_path: Path
             lane.submit(JobId(1), TierDirection.WRITE, parts(1, 2, 3))
             assert outcome_of(lane, 1).fates == bytes([PartFate.DONE] * 3)
             server.freeze()
-            lane.submit(JobId(2), TierDirection.READ, parts(*range(1, 31), empty=True))
-            assert outcome_of(lane, 2).fates == bytes([PartFate.FAILED] * 30)
-            assert lane.state().state is not BreakerState.CLOSED
+            numbers = itertools.count(2)
+
+            def is_out() -> bool:
+                job_id = next(numbers)
+                lane.submit(JobId(job_id), TierDirection.READ, parts(*range(1, 31), empty=True))
+                assert outcome_of(lane, job_id).fates == bytes([PartFate.FAILED] * 30)
+                return lane.state().state is not BreakerState.CLOSED
+
+            wait_until(is_out)
             server.thaw()
-            job_id = 2
 
             def is_back() -> bool:
-                nonlocal job_id
-                job_id += 1
-                slots = parts(1, 2, 3, empty=True)
+                job_id, slots = next(numbers), parts(1, 2, 3, empty=True)
                 lane.submit(JobId(job_id), TierDirection.READ, slots)
                 if outcome_of(lane, job_id).fates != bytes([PartFate.DONE] * 3):
                     return False

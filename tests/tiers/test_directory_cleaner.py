@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from kvtide.errors import TierFullError
+from kvtide.errors import TierFullError, TierUnavailableError
 from kvtide.testing.clock import VirtualClock
 from kvtide.testing.tiers import DEADLINE_S, IDENTITY, name_of, payload_of
 from kvtide.tiers.base import TierPlace, Written
@@ -86,6 +86,16 @@ def test_what_was_used_longest_ago_goes_down_to_nine_tenths_of_whatever_model(tm
     left = {age_s for path, age_s in paths.items() if path.exists()}
     assert left == {1000 * (number + 1) for number in range(18)}
     assert last_count(str(tmp_path)) == Count(2, 18 * UNIT_BYTES)
+
+
+def test_what_is_older_goes_altogether_before_any_of_the_age_where_it_ends(tmp_path: Path) -> None:
+    # In whatever order the folder is walked through, some of the younger ones come first.
+    ages_s = [1005] * 10 + [50_000] * 5 + [1005] * 10
+    paths = [put(tmp_path, number, age_s) for number, age_s in enumerate(ages_s)]
+    assert Cleaner(str(tmp_path), 20 * UNIT_BYTES).round()
+    left = [path.exists() for path in paths]
+    assert not any(left[10:15])
+    assert sum(left) == 18
 
 
 def test_at_its_limit_nothing_goes(tmp_path: Path) -> None:
@@ -177,7 +187,7 @@ def test_an_unfinished_file_is_not_removed_for_want_of_room(tmp_path: Path) -> N
     unfinished.write_bytes(bytes(10 * UNIT_BYTES))
     age(unfinished, 3000)
     record = put(tmp_path, 1, 10)
-    assert Cleaner(str(tmp_path), UNIT_BYTES).round()
+    assert Cleaner(str(tmp_path), 5 * UNIT_BYTES).round()
     assert unfinished.exists()
     assert not record.exists()
 
@@ -188,7 +198,8 @@ def test_what_is_not_ours_is_neither_counted_nor_removed_nor_followed(tmp_path: 
     of_another = put(elsewhere, 2, 1e6)
     (folder / "kv2").symlink_to(elsewhere / "kv1")
     (folder / f"kv1/{FINGERPRINTS[1]}").symlink_to(elsewhere / f"kv1/{FINGERPRINTS[0]}")
-    (mine.parent / f"{'00' * 32}.0of1").symlink_to(of_another)
+    link = mine.parent / f"{'00' * 32}.0of1"
+    link.symlink_to(of_another)
     strangers = [folder / "notes.txt", mine.parent / "notes.txt", mine.parent / f"{mine.name}.bak"]
     for path in strangers:
         path.write_bytes(bytes(UNIT_BYTES))
@@ -196,6 +207,7 @@ def test_what_is_not_ours_is_neither_counted_nor_removed_nor_followed(tmp_path: 
     os.mkfifo(mine.parent / f"{'11' * 32}.0of1")
     assert Cleaner(str(folder), UNIT_BYTES // 2).round()
     assert of_another.exists()
+    assert link.is_symlink()
     assert all(path.exists() for path in strangers)
     assert not mine.exists()
     assert last_count(str(folder)) == Count(2, 0)
@@ -412,6 +424,18 @@ def test_what_was_counted_decides_whether_a_tier_writes_and_never_whether_it_rea
     assert tier.write(name_of(1), memoryview(payload_of(1)), DEADLINE_S) is Written.THERE_ALREADY
     assert tier.read_into(name_of(1).key, memoryview(bytearray(payload_of(1))), DEADLINE_S)
     assert "records took 2.0MiB when last counted" in tier.ping(DEADLINE_S)
+    tier.close()
+
+
+def test_writes_that_kept_nothing_do_not_count(tmp_path: Path) -> None:
+    tier = tier_of(tmp_path, 80 * len(payload_of(1)), rank=1)
+    for _ in range(30):
+        with pytest.raises(TierUnavailableError, match="out of time"):
+            tier.write(name_of(1), memoryview(payload_of(1)), -1.0)
+    assert tier.write(name_of(1), memoryview(payload_of(1)), DEADLINE_S) is Written.NEW
+    for _ in range(30):
+        assert tier.write(name_of(1), memoryview(payload_of(1)), DEADLINE_S) is Written.THERE_ALREADY
+    assert tier.write(name_of(2), memoryview(payload_of(2)), DEADLINE_S) is Written.NEW
     tier.close()
 
 

@@ -6,6 +6,7 @@ call what a file tells it.
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -34,7 +35,7 @@ if fault("import"):
 
 class MooncakeDistributedStore:
     def __init__(self):
-        self._objects, self._registered = {}, set()
+        self._objects, self._registered, self.reads = {}, set(), 0
 
     def setup(self, *arguments):
         FAULTS.with_name("setup.json").write_text(json.dumps(arguments))
@@ -84,13 +85,16 @@ class MooncakeDistributedStore:
             else:
                 ctypes.memmove(place, found, len(found))
                 ends.append(len(found))
+                self.reads += 1
+                if self.reads <= (fault("damaged_reads") or 0):
+                    ctypes.memset(place + size - 1, 0, 1)
         return self._faulty("get", ends)
 
     def get_size(self, key):
         return len(self._objects[key])
 
     def batch_remove(self, keys, force):
-        assert force
+        FAULTS.with_name("forced.json").write_text(json.dumps(force))
         return self._faulty("remove", [0 if self._objects.pop(key, None) else -704 for key in keys])
 """
 
@@ -292,6 +296,31 @@ def test_somebody_else_was_faster(tier: MooncakeTier, library: Library) -> None:
     assert written(tier) is Written.THERE_ALREADY
 
 
+def test_only_what_is_damaged_is_removed_against_a_lease(tier: MooncakeTier, library: Library) -> None:
+    forced = library.folder / "forced.json"
+    written(tier)
+    tier.discard([name_of(1).key])
+    assert json.loads(forced.read_text()) is False
+    written(tier)
+    with pytest.raises(CorruptRecordError):
+        tier.read_into(name_of(1).key, memoryview(bytearray(PAYLOAD_BYTES + 1)), DEADLINE_S)
+    assert json.loads(forced.read_text()) is True
+    assert read(tier) is None
+
+
+def test_a_record_that_was_expelled_while_it_was_read_is_read_anew(
+    tier: MooncakeTier, library: Library
+) -> None:
+    written(tier)
+    library.goes_wrong(damaged_reads=2)
+    assert read(tier) == payload_of(1)
+    library.goes_wrong(damaged_reads=9)
+    with pytest.raises(CorruptRecordError, match="the payload is damaged"):
+        read(tier)
+    library.goes_wrong()
+    assert read(tier) is None
+
+
 @pytest.mark.parametrize("fault", ["die", "raise", [-706], [-900]], ids=str)
 def test_trouble_with_forgetting_is_never_raised(tier: MooncakeTier, library: Library, fault: object) -> None:
     written(tier)
@@ -306,6 +335,28 @@ def test_calls_that_hang_cost_their_deadline_and_their_places(tier: MooncakeTier
         with pytest.raises(TierUnavailableError, match=r"in time|have not been answered"):
             read(tier, deadline_s=0.05)
     library.goes_wrong()
+
+
+def test_a_call_that_hangs_does_not_hold_others(tier: MooncakeTier, library: Library) -> None:
+    tier.open()
+    library.goes_wrong(get="hang")
+    with pytest.raises(TierUnavailableError):
+        read(tier, deadline_s=3.0)
+    library.goes_wrong()
+    assert asked(tier, deadline_s=2.0) == [False]
+
+
+def test_a_client_that_has_died_with_late_calls_is_replaced(tier: MooncakeTier, library: Library) -> None:
+    tier.open()
+    library.goes_wrong(get="hang")
+    for _ in range(20):  # more than there are channels
+        with pytest.raises(TierUnavailableError):
+            read(tier, deadline_s=0.05)
+    library.goes_wrong()
+    os.kill(tier._client.child(time.monotonic() + DEADLINE_S).pid, signal.SIGTERM)
+    with pytest.raises(TierUnavailableError, match="signal 15"):
+        asked(tier)
+    assert asked(tier) == [False]
 
 
 def test_a_call_that_never_ends_ends_its_process(

@@ -1,6 +1,9 @@
 """Options of the Mooncake tier: what they default to, and what is said about a wrong one."""
 
+import json
+import re
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -9,8 +12,9 @@ from kvtide.errors import ConfigError
 from kvtide.testing.tiers import IDENTITY
 from kvtide.tiers.base import TierPlace
 from kvtide.tiers.mooncake import MooncakeTier
-from kvtide.tiers.mooncake_options import options_from
-from kvtide.tiers.named import tier_named
+from kvtide.tiers.mooncake_client import DEFAULT_VARIABLES
+from kvtide.tiers.mooncake_options import MooncakeOptions, options_from
+from kvtide.tiers.named import SHORT_NAMES, check_tier, tier_named
 
 MASTER = "127.0.0.1:50051"
 
@@ -94,5 +98,27 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     place = TierPlace(IDENTITY, 0, 0, {"master": MASTER})
     with pytest.raises(ConfigError, match=r"pip install 'kvtide\[mooncake\]'"):
         tier_named("mooncake", place)
+    with pytest.raises(ConfigError, match=r"pip install 'kvtide\[mooncake\]'"):
+        check_tier("mooncake", "mooncake", 0, {"master": MASTER})
     with pytest.raises(ConfigError, match=r"tiers\.options\.protocol"):
         MooncakeTier.build(TierPlace(IDENTITY, 0, 0, {"master": MASTER, "protocol": "udp"}))
+
+
+def test_the_documentation_names_every_option_and_what_the_library_is_told() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "mooncake.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(\w+)` \| (?:`([^`]+)`|.*?) \|", text, re.MULTILINE)
+    fields = MooncakeOptions.model_fields
+    assert [name for name, _ in rows] == list(fields)
+    for name, default in rows:
+        if default:
+            assert options_from({"master": MASTER, name: default}) == options_from({"master": MASTER})
+    for variable, value in DEFAULT_VARIABLES.items():
+        assert f"`{variable}={value}`" in text
+
+
+def test_the_example_of_the_documentation_is_read() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "mooncake.md").read_text(encoding="utf-8")
+    [example] = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
+    [entry] = json.loads(example)["tiers"]
+    assert SHORT_NAMES[entry["class"]].endswith(".MooncakeTier")
+    assert options_from(entry["options"]).master == MASTER

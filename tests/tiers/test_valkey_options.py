@@ -1,5 +1,6 @@
 """Options of the valkey tier: what is understood, what is refused by name, and that no secret is shown."""
 
+import sys
 import traceback
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.testing.tiers import IDENTITY
 from kvtide.tiers.base import TierPlace
-from kvtide.tiers.named import tier_named
+from kvtide.tiers.named import check_tier, tier_named
+from kvtide.tiers.valkey import ValkeyTier
 from kvtide.tiers.valkey_options import Address, ValkeySettings
 
 SECRET = "correct horse"
@@ -56,7 +58,11 @@ def test_addresses_are_written_as_people_do() -> None:
         ({"url": f"redis://{SECRET}@cache"}, "url", "give username"),
         ({"url": "unix://run/valkey.sock"}, "url", "three slashes"),
         ({"url": "redis://cache", "password": SECRET}, "password", "give password_env or password_file"),
-        ({"url": "redis://cache", "colour": SECRET}, "colour", "of url, cluster"),
+        (
+            {"url": "redis://cache", "colour": SECRET},
+            "colour",
+            "there is no such option: give one of url, cluster",
+        ),
         ({"url": "redis://cache", "cluster": "perhaps"}, "cluster", "true or false"),
         ({"url": "redis://cache/1", "cluster": True}, "cluster", "database 0 only"),
         ({"url": "unix:///run/valkey.sock", "cluster": True}, "cluster", "by host and port"),
@@ -90,6 +96,18 @@ def test_a_password_is_fetched_and_never_shown(tmp_path: Path) -> None:
         assert settings.access.password is not None
         assert settings.access.password.get_secret_value() == SECRET
         assert SECRET not in repr(settings) + str(settings) + repr(settings.access)
+
+
+def test_options_are_checked_before_anything_is_built() -> None:
+    ValkeyTier.check_options({"url": "redis://cache"})
+    with pytest.raises(ConfigError, match=r"tiers\.options\.colour"):
+        check_tier("valkey", "valkey", 0, {"url": "redis://cache", "colour": 1})
+
+
+def test_without_the_client_it_is_said_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "redis.connection", None)  # as if it were not installed
+    with pytest.raises(ConfigError, match=r"pip install 'kvtide\[valkey\]'"):
+        check_tier("valkey", "valkey", 0, {"url": "redis://cache"})
 
 
 def test_a_tier_is_built_by_its_short_name_without_a_server() -> None:

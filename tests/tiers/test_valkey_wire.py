@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -251,9 +252,13 @@ def test_answers_before_a_broken_one_are_kept(peer: Peer) -> None:
 # -- what is said -------------------------------------------------------------------------------
 
 
+def header_of(number: int) -> bytes:
+    return bytes([number]) * HEADER_BYTES
+
+
 def given_records(number: int, payload_bytes: int) -> list[Given]:
     return [
-        Given(b"key-%d" % at, bytes([at]) * HEADER_BYTES, memoryview(bytearray([at + 65]) * payload_bytes))
+        Given(b"key-%d" % at, partial(header_of, at), memoryview(bytearray([at + 65]) * payload_bytes))
         for at in range(number)
     ]
 
@@ -266,7 +271,7 @@ def test_small_records_are_sent_at_once_and_only_if_nothing_is_there(peer: Peer,
     assert written == [Written.NEW, Written.THERE_ALREADY, Refusal("OOM", "full")]
     expiry = [b"EX", b"60"] if ttl_s else []
     wanted = b"".join(
-        command(b"SET", each.key, each.header + bytes(each.payload), b"NX", *expiry)
+        command(b"SET", each.key, each.header() + bytes(each.payload), b"NX", *expiry)
         for each in given_records(3, 100)
     )
     peer.close()
@@ -281,7 +286,7 @@ def test_a_large_record_is_sent_only_when_it_is_not_there(peer: Peer) -> None:
     assert written == [Written.THERE_ALREADY, Written.NEW, Refusal("LOADING", "")]
     peer.close()
     exists = b"".join(command(b"EXISTS", each.key) for each in records)
-    value = records[1].header + bytes(records[1].payload)
+    value = records[1].header() + bytes(records[1].payload)
     assert bytes(peer.heard) == exists + command(b"SET", records[1].key, value, b"NX")
 
 

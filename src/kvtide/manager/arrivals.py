@@ -122,11 +122,6 @@ class Arrivals:
         for store in self.pending:
             self._forget(store)
 
-    @property
-    def pin_count(self) -> int:
-        """Prefixes kept for stores that continue them."""
-        return sum(store.pin is not None for store in self.pending)
-
     # -- inside ---------------------------------------------------------------------------------
 
     def _settle(self, store: PendingStore) -> None:

@@ -12,7 +12,7 @@ from itertools import islice
 import numpy as np
 
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import CPULoadStoreSpec, Discard, Ids, PartFate, ReqContext, TierReport, ids
+from kvtide.jobs import CPULoadStoreSpec, Discard, Ids, PartFate, ReqContext, TierReport, ids, leading_done
 from kvtide.keys import ChunkRun
 from kvtide.manager.cpu import HOST, CPUOffloadingManager
 from kvtide.manager.lower import Demotion, LowerTier
@@ -163,8 +163,7 @@ class Ladder:
         if write.pin is not None:
             self.host.catalog.unpin(write.pin)
             self.host.room_epoch += 1
-        done = next((at for at, fate in enumerate(fates) if fate != PartFate.DONE), len(fates))
-        self.tiers[write.tier - 1].end_write(write.run, write.places, done)
+        self.tiers[write.tier - 1].end_write(write.run, write.places, leading_done(fates))
 
     def keep_out(self, run: ChunkRun) -> None:
         """Note a prompt whose chunks stay out of every tier below host memory."""

@@ -8,7 +8,7 @@ below" into jobs; how long a request waits for them is decided elsewhere.
 from collections.abc import Iterable
 
 from kvtide.geometry import GroupGeometry, KVGeometry, chunks_needed
-from kvtide.jobs import JobId, OffloadPolicy, PartFate
+from kvtide.jobs import JobId, OffloadPolicy, leading_done
 from kvtide.keys import ChunkRun
 from kvtide.manager.ladder import Ladder, Source
 from kvtide.metrics import MetricsDelta
@@ -130,7 +130,7 @@ class Promotions:
         del self._open[job_id]
         self._open_count -= len(run)
         fates = hop.all_fates()
-        done = next((at for at, fate in enumerate(fates) if fate != PartFate.DONE), len(fates))
+        done = leading_done(fates)
         self._ladder.host.complete_part(run, spec, done)
         self._ladder.lose(promotion.tier, run, fates)
         name = self._ladder.tiers[promotion.tier - 1].plan.name

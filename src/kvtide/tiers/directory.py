@@ -66,7 +66,7 @@ class DirectoryOptions(BaseModel):
     @classmethod
     def _absolute(cls, path: str) -> str:
         if not path.startswith("/") or "\0" in path:
-            raise ValueError("give an absolute path, such as /mnt/kv/records")
+            raise ValueError("give an absolute path, such as /mnt/kv/kvtide/records")
         return os.path.normpath(path)
 
 
@@ -83,7 +83,7 @@ def options_of(options: Mapping[str, Any]) -> DirectoryOptions:
         setting = ".".join(("tiers.options", *(str(part) for part in first["loc"])))
         known = ", ".join(DirectoryOptions.model_fields)
         hints = {
-            "missing": "is needed: an absolute path, such as /mnt/kv/records",
+            "missing": "is needed: an absolute path, such as /mnt/kv/kvtide/records",
             "extra_forbidden": f"there is no such option of a directory: there are {known}",
         }
         value = "" if first["type"] == "missing" else first["input"]

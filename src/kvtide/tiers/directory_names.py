@@ -21,17 +21,17 @@ LEASE = "kvtide.cleaner"
 FOLDERS = tuple(
     re.compile(pattern)
     for pattern in (
-        r"kv\d{1,4}",
+        r"kv[0-9]{1,4}",
         r"[0-9a-f]{64}(-[0-9a-f]{16})?",
-        r"g\d{1,6}",
+        r"g[0-9]{1,6}",
         r"[0-9a-f]{2}",
         r"[0-9a-f]{2}",
     )
 )
 """How folders are called, level by level; in the last one lie records."""
 
-RECORD = re.compile(r"[0-9a-f]{2,64}\.\d{1,5}of\d{1,5}")
-TEMPORARY = re.compile(r"\.[A-Za-z0-9-]{1,32}-\d{1,10}-[0-9a-f]{16}\.tmp")
+RECORD = re.compile(r"[0-9a-f]{2,64}\.[0-9]{1,5}of[0-9]{1,5}")
+TEMPORARY = re.compile(r"\.[A-Za-z0-9-]{1,32}-[0-9]{1,10}-[0-9a-f]{16}\.tmp")
 
 
 def spread(block_hash: bytes) -> str:

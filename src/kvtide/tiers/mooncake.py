@@ -10,8 +10,8 @@ import importlib.metadata
 import logging
 import time
 import uuid
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 
@@ -37,6 +37,9 @@ RUN_BYTES = 16 << 20
 
 FULL_PAUSE_S = 0.1
 """A store that is full evicts when it is asked for room, a moment later: so it is asked twice."""
+
+READS = 3
+"""Of a record that is damaged, before that is believed."""
 
 EARLY = 0.95
 """Of a deadline, what a call takes at most: the lane counts what returns at the deadline as late."""
@@ -65,9 +68,13 @@ class MooncakeTier(SharedTier):
     @classmethod
     def build(cls, place: TierPlace) -> Self:
         """From ``{"master": "host:port"}`` and what else ``MooncakeOptions`` has."""
-        options = options_from(place.options)
+        cls.check_options(place.options)
+        return cls(place, options_from(place.options))
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        options_from(options)
         require_library()
-        return cls(place, options)
 
     def open(self) -> None:
         self._exist([f"kv1/open/{uuid.uuid4().hex}"], time.monotonic() + OPEN_LIMIT_S)
@@ -118,7 +125,8 @@ class MooncakeTier(SharedTier):
         ]
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
-        self._forget(keys, _until(DISCARD_LIMIT_S))
+        # What somebody reads at present has a lease, and stays.
+        self._forget("remove", keys, _until(DISCARD_LIMIT_S))
 
     def close(self) -> None:
         self._client.close()
@@ -158,18 +166,36 @@ class MooncakeTier(SharedTier):
             raise TierUnavailableError(str(error_of(worst, f"{self._where}: asking what is there")))
         return ends
 
-    def _forget(self, keys: Sequence[OffloadKey], until_s: float) -> None:
+    def _forget(self, operation: str, keys: Sequence[OffloadKey], until_s: float) -> None:
         objects = [self._object_of(key) for key in keys]
         try:
             for start in range(0, len(objects), KEYS_AT_ONCE):
                 with self._client.berth(0, until_s) as berth:
-                    ends = berth.call("remove", objects[start : start + KEYS_AT_ONCE], until_s)
+                    ends = berth.call(operation, objects[start : start + KEYS_AT_ONCE], until_s)
                 for code in set(ends) - {Code.OK, Code.OBJECT_NOT_FOUND}:
                     logger.debug("%s: not all was forgotten: %s", self._where, name_of(code))
         except TierError as error:
             logger.debug("forgetting: %s", error)
 
     def _read(
+        self, keys: Sequence[OffloadKey], payloads: Sequence[memoryview], until_s: float
+    ) -> list[bool | TierError]:
+        """Read records; one that is damaged again and again is forgotten.
+
+        Whose record is expelled while he reads it may find another object's bytes: read anew, it is a miss.
+        """
+        ends = self._read_once(keys, payloads, until_s)
+        for _ in range(READS - 1):
+            if not (damaged := _damaged(ends)):
+                return ends
+            again = self._read_once([keys[at] for at in damaged], [payloads[at] for at in damaged], until_s)
+            for at, end in zip(damaged, again, strict=True):
+                ends[at] = end
+        if damaged := _damaged(ends):
+            self._forget("expel", [keys[at] for at in damaged], until_s)
+        return ends
+
+    def _read_once(
         self, keys: Sequence[OffloadKey], payloads: Sequence[memoryview], until_s: float
     ) -> list[bool | TierError]:
         generation, record_bytes = self.generation, self.record_bytes(payloads[0].nbytes)
@@ -179,14 +205,10 @@ class MooncakeTier(SharedTier):
             got = berth.call("get", objects, until_s, offsets, record_bytes)
             if generation != self.generation:
                 return [False] * len(keys)
-            ends = [
+            return [
                 self._taken_in(berth, offset, end, key, payload)
                 for offset, end, key, payload in zip(offsets, got, keys, payloads, strict=True)
             ]
-        self.discard(
-            [key for key, end in zip(keys, ends, strict=True) if isinstance(end, CorruptRecordError)]
-        )
-        return ends
 
     def _taken_in(
         self, berth: Berth, offset: int, end: int, key: OffloadKey, payload: memoryview
@@ -246,6 +268,10 @@ class MooncakeTier(SharedTier):
 
 def _until(deadline_s: float) -> float:
     return time.monotonic() + EARLY * deadline_s
+
+
+def _damaged(ends: Sequence[bool | TierError]) -> list[int]:
+    return [at for at, end in enumerate(ends) if isinstance(end, CorruptRecordError)]
 
 
 def _package_and_version() -> str:

@@ -1,8 +1,8 @@
 """The process that holds Mooncake's client, one for each rank; run as a program by ``mooncake_client``.
 
 A process of its own, for what the library does to the one it is loaded into: connecting and closing hold the
-interpreter's lock for seconds, a call at the wrong moment ends the process, and its data port, open to all
-interfaces, hands out memory to whoever asks. Here that memory is the staging buffer and nothing else.
+interpreter's lock for seconds, a call at the wrong moment ends the process, and its data port is open on
+every interface and asks nobody who he is. Here there is nothing to be had but the staging buffer.
 
 Knows keys, offsets into the buffer it shares with its parent, and the library's calls. Ends when its parent
 does. Needs nothing of kvtide, so that it starts quickly.
@@ -19,7 +19,7 @@ import sys
 import threading
 from typing import Any
 
-OPERATIONS = ("exist", "get", "put", "remove")
+OPERATIONS = ("exist", "get", "put", "remove", "expel")
 MESSAGE_BYTES = 1 << 17
 """No request or answer is longer; ``mooncake_client`` sees to it."""
 
@@ -94,7 +94,9 @@ class Store:
             case "put":
                 return self._put(keys, places, request["record_bytes"])
             case "remove":
-                # Forced: who discards does so because it may not be read again, lease or not.
+                return list(self._library.batch_remove(keys, False))
+            case "expel":
+                # Lease or not: whoever reads it meanwhile may find another object's bytes.
                 return list(self._library.batch_remove(keys, True))
         raise ValueError(request["operation"])
 

@@ -47,10 +47,8 @@ DEFAULT_VARIABLES = {
     "MC_RPC_CONNECT_TIMEOUT_MS": "2000",
     "MC_STORE_CLIENT_SETUP_RETRIES": "1",
     "MC_LOG_LEVEL": "ERROR",
-    "GLOG_minloglevel": "2",
 }
-"""The library's own patience is half a minute and more, and it logs each call that fails. What the user has
-set stays."""
+"""The library's own patience is half a minute and more, and it logs all it does. What the user set stays."""
 
 
 def environment_of_child(environment: Mapping[str, str]) -> dict[str, str]:
@@ -140,8 +138,9 @@ class Berth:
         """Whether an answer is still due: the library may yet read or write the stretch."""
         if self.asked_s is None:
             return False
+        self.channel.settimeout(0)
         try:
-            answered = self.channel.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT)
+            answered = self.channel.recv(MESSAGE_BYTES)
         except BlockingIOError:
             return True
         except OSError:
@@ -261,7 +260,7 @@ class Child:
         self._process.kill()
         code = self._process.wait()
         how = f"; signal {-code}" if code < 0 and code != -9 else ""
-        return TierUnavailableError(f"{self.where}: its client process is ended: {why}{how}")
+        return TierUnavailableError(f"{self.where}: {why}{how} (its client process is ended)")
 
     def close(self) -> None:
         """End the process; no call is under way when it returns."""
@@ -307,6 +306,8 @@ class Child:
             else:
                 self._free(berth)
         self._late = still_late
+        if still_late and not self.is_lost and self._process.poll() is not None:
+            raise self.lost("it has died")
         now_s = time.monotonic()
         if any(berth.asked_s is not None and now_s > berth.asked_s + STUCK_S for berth in still_late):
             raise self.lost(f"a call has not been answered for {STUCK_S:.0f} s")

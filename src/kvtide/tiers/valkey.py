@@ -6,8 +6,9 @@ key is known by ``Routes``, what is said on a connection by ``valkey_commands``.
 """
 
 import logging
-from collections.abc import MutableSequence, Sequence
-from typing import Self, TypeVar
+from collections.abc import Mapping, MutableSequence, Sequence
+from functools import partial
+from typing import Any, Self, TypeVar
 
 from kvtide.errors import CorruptRecordError, NodeUnavailableError, TierError, TierUnavailableError
 from kvtide.keys import OffloadKey, split_offload_key
@@ -26,6 +27,9 @@ logger = logging.getLogger(__name__)
 OPEN_S = 5.0
 DISCARD_S = 2.0
 KEYS_AT_ONCE = 256
+
+IN_TIME = 0.95
+"""Of its time a call takes no more than this, so that it has ended before somebody calls it late."""
 
 LARGE_BYTES = 256 << 10
 """From here on a second record in the same call gains little."""
@@ -59,6 +63,11 @@ class ValkeyTier(SharedTier):
         need_client()
         return cls(place, settings)
 
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        ValkeySettings.of(options)
+        need_client()
+
     def open(self) -> None:
         self._routes.open(Deadline.after(OPEN_S))
 
@@ -70,12 +79,12 @@ class ValkeyTier(SharedTier):
     # -- the contract -----------------------------------------------------------------------------
 
     def read_into(self, key: OffloadKey, payload: memoryview, deadline_s: float) -> bool:
-        return _value(self._read([key], [payload], Deadline.after(deadline_s))[0])
+        return _value(self._read([key], [payload], _deadline(deadline_s))[0])
 
     def write(self, name: ChunkName, payload: memoryview, deadline_s: float) -> Written:
         if not self.writes(name.key):
             return Written.THERE_ALREADY
-        return _value(self._write([name], [payload], Deadline.after(deadline_s))[0])
+        return _value(self._write([name], [payload], _deadline(deadline_s))[0])
 
     def run_chunks(self, payload_bytes: int) -> int:
         return 1 if payload_bytes >= LARGE_BYTES else min(RUN_CHUNKS, RUN_BYTES // max(1, payload_bytes))
@@ -83,7 +92,7 @@ class ValkeyTier(SharedTier):
     def read_run(
         self, run: RecordRun, payloads: Sequence[memoryview], deadline_s: float
     ) -> Sequence[bool | TierError]:
-        return _unless_out(self._read(run.keys(), payloads, Deadline.after(deadline_s)))
+        return _unless_out(self._read(run.keys(), payloads, _deadline(deadline_s)))
 
     def write_run(
         self, run: RecordRun, payloads: Sequence[memoryview], deadline_s: float
@@ -91,10 +100,10 @@ class ValkeyTier(SharedTier):
         names = run.names()
         if names and not self.writes(names[0].key):
             return [Written.THERE_ALREADY] * len(names)
-        return _unless_out(self._write(names, payloads, Deadline.after(deadline_s)))
+        return _unless_out(self._write(names, payloads, _deadline(deadline_s)))
 
     def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
-        deadline = Deadline.after(deadline_s)
+        deadline = _deadline(deadline_s)
         found = []
         for first in range(0, len(keys), KEYS_AT_ONCE):
             names = [self._name_of(key) for key in keys[first : first + KEYS_AT_ONCE]]
@@ -108,7 +117,7 @@ class ValkeyTier(SharedTier):
         self._forget(keys, Deadline.after(DISCARD_S))
 
     def ping(self, deadline_s: float) -> str:
-        return facts_of(self._routes, self._settings.prefix, Deadline.after(deadline_s))
+        return facts_of(self._routes, self._settings.prefix, _deadline(deadline_s))
 
     def close(self) -> None:
         self._routes.close()
@@ -169,7 +178,7 @@ class ValkeyTier(SharedTier):
         self, names: Sequence[ChunkName], payloads: Sequence[memoryview], deadline: Deadline
     ) -> list[Written | TierError]:
         records = [
-            Given(self._name_of(name.key), self.header_of(name, payload), payload)
+            Given(self._name_of(name.key), partial(self.header_of, name, payload), payload)
             for name, payload in zip(names, payloads, strict=True)
         ]
 
@@ -190,6 +199,10 @@ class ValkeyTier(SharedTier):
             count(wire, word, [names[index] for index in indexes], said, share)
 
         return self._routes.ask(names, talk, deadline)
+
+
+def _deadline(deadline_s: float) -> Deadline:
+    return Deadline.after(IN_TIME * deadline_s)
 
 
 def _value(outcome: T | TierError) -> T:

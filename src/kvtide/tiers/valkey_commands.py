@@ -5,7 +5,7 @@ put down as they come, so that those that came before a connection broke are not
 in a string, header first; does not know nodes, or whether a record is the right one.
 """
 
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -39,10 +39,10 @@ class Taken:
 
 @dataclass(slots=True)
 class Given:
-    """A record that is to be sent: ``uint8[HEADER_BYTES]`` and ``uint8[n]``."""
+    """A record that is to be sent: ``uint8[n]``, and what makes its header, ``bytes[HEADER_BYTES]``."""
 
     key: bytes
-    header: bytes
+    header: Callable[[], bytes]
     payload: memoryview
 
 
@@ -107,18 +107,20 @@ def put(
         BrokenWireError: What came is no answer.
         OSError: It broke, or (``TimeoutError``) the deadline has passed.
     """
-    wanted = list(range(len(records)))
-    large = [at for at in wanted if records[at].payload.nbytes >= ASKED_FIRST_BYTES]
+    large = [at for at, record in enumerate(records) if record.payload.nbytes >= ASKED_FIRST_BYTES]
+    if large:
+        wire.send([b"".join(command(b"EXISTS", records[at].key) for at in large)], deadline)
+    headers = [record.header() for record in records]  # checksums, while the server looks
     if large:
         here: list[int | Refusal | None] = [None] * len(large)
-        count(wire, b"EXISTS", [records[at].key for at in large], here, deadline)
+        _counts(wire, here, deadline)
         for at, is_here in zip(large, here, strict=True):
             if isinstance(is_here, Refusal):
                 written[at] = is_here
             elif is_here:
                 written[at] = Written.THERE_ALREADY
-        wanted = [at for at in wanted if written[at] is None]
-    parts = [part for at in wanted for part in _set_command(records[at], ttl_s)]
+    wanted = [at for at in range(len(records)) if written[at] is None]
+    parts = [part for at in wanted for part in _set_command(records[at], headers[at], ttl_s)]
     if parts:
         wire.send(parts, deadline)
     for at in wanted:
@@ -133,16 +135,16 @@ def put(
             raise BrokenWireError("answers a SET with something else")
 
 
-def _set_command(record: Given, ttl_s: int) -> list[bytes | memoryview]:
+def _set_command(record: Given, header: bytes, ttl_s: int) -> list[bytes | memoryview]:
     """Write ``SET key value NX`` down around a payload, which is not copied."""
-    value_bytes = len(record.header) + record.payload.nbytes
+    value_bytes = len(header) + record.payload.nbytes
     options = [b"NX", b"EX", b"%d" % ttl_s] if ttl_s else [b"NX"]
     head = b"*%d\r\n$3\r\nSET\r\n$%d\r\n%b\r\n$%d\r\n%b" % (
         3 + len(options),
         len(record.key),
         record.key,
         value_bytes,
-        record.header,
+        header,
     )
     tail = b"\r\n" + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in options)
     return [head, record.payload, tail]
@@ -169,8 +171,12 @@ def count(
         OSError: It broke, or (``TimeoutError``) the deadline has passed.
     """
     wire.send([b"".join(command(word, key) for key in keys)], deadline)
-    for index in range(len(keys)):
+    _counts(wire, counts, deadline)
+
+
+def _counts(wire: Wire, counts: MutableSequence[int | Refusal | None], deadline: Deadline) -> None:
+    for index in range(len(counts)):
         answer = wire.answer(deadline)
         if not isinstance(answer, int | Refusal):
-            raise BrokenWireError(f"answers {word.decode()} with something else than a number")
+            raise BrokenWireError("answers with something else than a number")
         counts[index] = answer

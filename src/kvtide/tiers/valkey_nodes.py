@@ -46,7 +46,8 @@ DOOR_CODES = frozenset({"LOADING", "MASTERDOWN", "NOAUTH", "WRONGPASS", "BUSY", 
 HINTS = {
     "NOAUTH": "wants a password: give tiers.options.password_env or password_file",
     "WRONGPASS": "does not accept the password: see tiers.options.username, password_env and password_file",
-    "NOPERM": "lets this user do too little: its ACL needs +@read +@write +ping +info, and the keys ~PREFIX*",
+    "NOPERM": "lets this user do too little: its ACL needs the keys ~PREFIX*, +@read +@write +ping +info, and"
+    " in a cluster +cluster|slots +asking",
     "LOADING": "is still loading its data",
     "MASTERDOWN": "is a replica whose primary is gone",
     "BUSY": "is busy with a script",

@@ -15,7 +15,7 @@ from typing import Self
 
 BUFFER_BYTES = 16 << 10
 LINE_BYTES = 4 << 10
-ANSWER_BYTES = 4 << 20
+ANSWER_BYTES = 16 << 20
 """Of an answer that is not a record, all that is in it taken together."""
 ITEM_BYTES = 64
 """What an answer within an answer takes at least."""
