@@ -8,11 +8,17 @@ if [ "$(id -u)" -ne 0 ]; then
     exit 1
 fi
 for program in radosgw radosgw-admin ceph ceph-mon ceph-osd monmaptool; do
-    if ! command -v "$program" >/dev/null; then
-        apt-get update -q
-        # Debian enables units for the daemons; without a /etc/ceph/ceph.conf they have nothing to run.
-        DEBIAN_FRONTEND=noninteractive apt-get install -qy --no-install-recommends radosgw ceph-common ceph-mon ceph-osd
-        break
+    command -v "$program" >/dev/null 2>&1 && continue
+    # The packages must not start daemons of their own on this machine.
+    policy=/usr/sbin/policy-rc.d
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+        trap 'rm -f "$policy"' EXIT
     fi
+    apt-get update -qq
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+        radosgw ceph-common ceph-mon ceph-osd >/dev/null
+    break
 done
 radosgw --version

@@ -21,9 +21,8 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with radosgw_server() as server:
-        server.make_bucket("kvtide")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with radosgw_server(tmp_path_factory.mktemp("radosgw")) as server:
         yield server
 
 

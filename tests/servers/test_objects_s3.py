@@ -8,6 +8,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from typing import Any
 
 import obstore
@@ -24,17 +25,15 @@ SECRET = "a-secret-that-nobody-may-see"
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[S3Server]:
-    with moto_server() as server:
-        server.make_bucket("kvtide")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    with moto_server(tmp_path_factory.mktemp("moto")) as server:
         yield server
 
 
 @pytest.fixture
-def own_server() -> Iterator[S3Server]:
+def own_server(tmp_path: Path) -> Iterator[S3Server]:
     """One that may be frozen and killed."""
-    with moto_server() as server:
-        server.make_bucket("kvtide")
+    with moto_server(tmp_path) as server:
         yield server
 
 
@@ -282,6 +281,28 @@ def test_a_server_that_is_no_object_store_harms_nothing(answering: Any, body: by
     for hints in (tier.open, lambda: tier.find(run, DEADLINE_S), lambda: tier.ping(DEADLINE_S)):
         with contextlib.suppress(TierUnavailableError, CorruptRecordError):
             hints()
+
+
+def test_of_a_body_that_does_not_end_no_more_is_taken_than_is_due(answering: Any) -> None:
+    sent: list[int] = []
+
+    def flood(self: Answering) -> None:
+        self.send_response(206)
+        self.send_header("Content-Range", "bytes 0-255/1000000")
+        self.send_header("ETag", '"x"')
+        self.send_header("Last-Modified", "Mon, 30 Nov 2026 06:55:44 GMT")
+        self.send_header("Content-Length", str(1 << 30))
+        self.end_headers()
+        with contextlib.suppress(OSError):
+            for _ in range(1 << 10):
+                self.wfile.write(bytes(1 << 20))
+                sent.append(1)
+
+    answering.do_GET = flood
+    tier = tier_of(options_for(answering.endpoint))
+    with pytest.raises(CorruptRecordError, match="256 that are due"):
+        tier._bucket.read("x", 1_000_000, time.monotonic() + DEADLINE_S, (0, 256))
+    assert len(sent) < 128  # of 1,024; the rest was on its way
 
 
 def test_without_credentials_anywhere_that_is_said(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import pytest
 from kvtide.errors import ConfigError
 from kvtide.testing.tiers import IDENTITY
 from kvtide.tiers.base import TierPlace
-from kvtide.tiers.named import tier_named
+from kvtide.tiers.named import check_tier, tier_named
 from kvtide.tiers.objects_bucket import Bucket
 from kvtide.tiers.objects_options import _client, _retries, options_of, store_of
 
@@ -53,11 +53,15 @@ S3 = {"url": "s3://bucket/prefix", "endpoint": "https://minio.example:9000", "re
     ],
 )
 def test_a_wrong_option_is_named_and_no_secret_is_shown(options: dict[str, Any], setting: str) -> None:
-    with pytest.raises(ConfigError) as caught:
-        tier_named("objects", TierPlace(IDENTITY, 0, 0, options))
-    assert caught.value.setting == f"tiers.options.{setting}"
-    assert SECRET not in str(caught.value)
-    assert SECRET.replace("/", "") not in str(caught.value)
+    for refuse in (
+        lambda: tier_named("objects", TierPlace(IDENTITY, 0, 0, options)),
+        lambda: check_tier("objects", "bucket", 0, options),
+    ):
+        with pytest.raises(ConfigError) as caught:
+            refuse()
+        assert caught.value.setting == f"tiers.options.{setting}"
+        assert SECRET not in str(caught.value)
+        assert SECRET.replace("/", "") not in str(caught.value)
 
 
 def test_sizes_are_written_as_everywhere() -> None:
@@ -130,4 +134,4 @@ def test_a_folder_that_cannot_be_made_is_a_wrong_setting(tmp_path: Path) -> None
 def test_without_obstore_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "obstore.store", None)
     with pytest.raises(ConfigError, match=r"pip install 'kvtide\[objects\]'"):
-        store_of(options_of(S3))
+        check_tier("objects", "bucket", 0, S3)

@@ -10,15 +10,15 @@ import logging
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from kvtide.errors import CorruptRecordError, TierError, TierUnavailableError
 from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import TierPlace, Written
-from kvtide.tiers.objects_bucket import Bucket
-from kvtide.tiers.objects_options import ObjectsOptions, options_of, store_of
+from kvtide.tiers.objects_bucket import Body, Bucket
+from kvtide.tiers.objects_options import ObjectsOptions, need_client, options_of, store_of
 from kvtide.tiers.objects_pieces import chunks_per_piece
 from kvtide.tiers.objects_windows import Windows
 from kvtide.tiers.records import FORMAT_VERSION, HEADER_BYTES, ChunkName, RecordRun
@@ -55,13 +55,18 @@ class ObjectsTier(SharedTier):
         self._changed = threading.Condition()
         self._calls = 0
         self._closed = False
-        self._packs: bool | None = None  # until somebody has told how large chunks are
+        self._packed: dict[int, bool] = {}  # by group, as far as it is known
         self.discards_failed = 0
 
     @classmethod
     def build(cls, place: TierPlace) -> Self:
         """From ``{"url": "s3://bucket/prefix"}`` and what else ``ObjectsOptions`` has."""
         return cls(place, options_of(place.options))
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        options_of(options)
+        need_client()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._options.url})"
@@ -82,12 +87,15 @@ class ObjectsTier(SharedTier):
         if not self.writes(name.key):
             return Written.THERE_ALREADY
         with self._call(deadline_s) as end_s:
-            if self._windows.has_seen(name.key):
+            seen = self._windows.seen_in(name.key)
+            if seen is not None and self._bucket.length(seen, end_s) is not None:
                 return Written.THERE_ALREADY
             return self._write_single(name, payload, end_s)
 
     def _write_single(self, name: ChunkName, payload: memoryview, end_s: float) -> Written:
         path, parts = self._path_of(name.key), (self.header_of(name, payload), payload)
+        if path != self._path_of(name.key):  # a header of one generation under a name of the other
+            raise TierUnavailableError(f"{self._options.url}: a reset has come in between")
         if payload.nbytes >= LOOK_FIRST_BYTES:
             there_bytes = self._bucket.length(path, end_s)
             if there_bytes == self.record_bytes(payload.nbytes):
@@ -99,11 +107,12 @@ class ObjectsTier(SharedTier):
 
     def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
         with self._call(deadline_s) as end_s:
-            found = {key: self._windows.has_seen(key) for key in keys}
-            asked = [key for key in found if not found[key] and self._knows(key)]
-            there = self._bucket.present([self._path_of(key) for key in asked], end_s)
-            found.update(zip(asked, there, strict=True))
-            return [found[key] for key in keys]
+            known = [key for key in dict.fromkeys(keys) if self._knows(key)]
+            paths = [self._windows.seen_in(key) or self._path_of(key) for key in known]
+            asked = list(dict.fromkeys(paths))
+            there = dict(zip(asked, self._bucket.lengths(asked, end_s), strict=True))
+            found = {key for key, path in zip(known, paths, strict=True) if there[path] is not None}
+            return [key in found for key in keys]
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         known = [key for key in keys if self._knows(key)]
@@ -117,9 +126,7 @@ class ObjectsTier(SharedTier):
     # -- by run ---------------------------------------------------------------------------------------
 
     def run_chunks(self, payload_bytes: int) -> int:
-        count = chunks_per_piece(payload_bytes, self._options.pack_bytes)
-        self._packs = bool(self._packs) or count > 1
-        return count
+        return chunks_per_piece(payload_bytes, self._options.pack_bytes)
 
     def read_run(
         self, run: RecordRun, payloads: Sequence[memoryview], deadline_s: float
@@ -146,7 +153,11 @@ class ObjectsTier(SharedTier):
         if not len(run) or not self._knows(run.keys()[0]):
             return [False] * len(run)
         with self._call(deadline_s) as end_s:
-            found = [False] * len(run) if self._packs is False else self._windows.find(run, end_s)
+            found = [False] * len(run)
+            if self._packed.get(run.group_index, True):
+                found = self._windows.find(run, end_s)
+                if any(found):
+                    self._packed[run.group_index] = True
             self._find_singles(run, found, end_s)
             return found
 
@@ -157,23 +168,28 @@ class ObjectsTier(SharedTier):
         outcomes: Sequence[bool | TierError | None],
         end_s: float,
     ) -> list[bool | TierError]:
-        """Look by key for what is in no piece; after a miss, what follows is of no use."""
-        read: list[bool | TierError] = []
-        more = True
-        for key, payload, outcome in zip(run.keys(), payloads, outcomes, strict=True):
-            if outcome is not None:
-                read.append(outcome)
-                continue
+        """Look by key for what is in no piece, in steps that grow; what follows a miss is of no use."""
+        read: list[bool | TierError] = [outcome or False for outcome in outcomes]
+        missing = [at for at, outcome in enumerate(outcomes) if outcome is None]
+        keys, object_bytes = run.keys(), self.record_bytes(payloads[0].nbytes)
+        for step in (1, *GALLOP):
+            asked, missing = missing[:step], missing[step:]
             try:
-                more = more and self._knows(key) and self._read_single(key, payload, end_s)
-                read.append(more)
-            except CorruptRecordError as error:
-                read.append(error)
-            except TierError:
+                paths = [self._path_of(keys[at]) for at in asked]
+                bodies = self._bucket.read_whole(paths, object_bytes, end_s)
+            except TierUnavailableError as error:
                 if True not in read:
                     raise
-                more = False
-                read.append(False)
+                for at in (*asked, *missing):
+                    read[at] = error
+                return read
+            for at, path, body in zip(asked, paths, bodies, strict=True):
+                try:
+                    read[at] = self._taken(keys[at], path, body, payloads[at], end_s)
+                except CorruptRecordError as error:
+                    read[at] = error
+            if not missing or None in bodies:
+                break
         return read
 
     def _write_singles(
@@ -201,15 +217,22 @@ class ObjectsTier(SharedTier):
         return written
 
     def _find_singles(self, run: RecordRun, found: list[bool], end_s: float) -> None:
-        """Look for what is in no piece, in steps that grow: after a miss, what follows is of no use."""
+        """Look by key for what is in no piece, in steps that grow; what follows a miss is of no use.
+
+        Whoever only looks is not told how large chunks are. Their objects tell: where they are too large to
+        be packed, windows need not be listed from then on.
+        """
         missing = [at for at, there in enumerate(found) if not there]
         keys = run.keys()
-        for step in (1, *GALLOP) if any(found) else GALLOP:
+        for step in GALLOP if self._packed.get(run.group_index) is False else (1, *GALLOP):
             asked, missing = missing[:step], missing[step:]
-            there = self._bucket.present([self._path_of(keys[at]) for at in asked], end_s)
-            for at, one in zip(asked, there, strict=True):
-                found[at] = one
-            if not missing or not any(there):
+            lengths = self._bucket.lengths([self._path_of(keys[at]) for at in asked], end_s)
+            for at, length in zip(asked, lengths, strict=True):
+                found[at] = length is not None
+            if len(lengths) > 1 and len(set(lengths)) == 1 and lengths[0] is not None:
+                chunks = self.run_chunks(max(0, lengths[0] - HEADER_BYTES))
+                self._packed.setdefault(run.group_index, chunks > 1)
+            if not missing or None in lengths:
                 return
 
     # -- the rest -------------------------------------------------------------------------------------
@@ -251,11 +274,29 @@ class ObjectsTier(SharedTier):
         path = self._path_of(key)
         try:
             body = self._bucket.read(path, self.record_bytes(payload.nbytes), end_s)
+        except CorruptRecordError as error:
+            return self._taken(key, path, error, payload, end_s)
+        return self._taken(key, path, body, payload, end_s)
+
+    def _taken(
+        self,
+        key: OffloadKey,
+        path: str,
+        body: Body | CorruptRecordError | None,
+        payload: memoryview,
+        end_s: float,
+    ) -> bool:
+        """Hold what was fetched against what was asked for, and hand it over."""
+        try:
             if body is None:
                 return False
+            if isinstance(body, CorruptRecordError):
+                raise body
             payload[:] = body.view[HEADER_BYTES:]
             self.check(body.view[:HEADER_BYTES], key, payload)
         except CorruptRecordError as error:
+            if path != self._path_of(key):
+                return False  # of before a reset, and right for those who had none
             self._delete([path], end_s)
             raise CorruptRecordError(f"{self._options.url}: {error}; the record is forgotten") from None
         return True

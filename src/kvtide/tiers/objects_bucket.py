@@ -7,23 +7,29 @@ a status, a code of letters, and a sentence of ours. Knows paths and bytes; does
 import asyncio
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from kvtide.errors import CorruptRecordError, TierError, TierFullError, TierUnavailableError
 
 if TYPE_CHECKING:
-    from obstore import GetOptions
+    from obstore import GetOptions, GetResult
     from obstore.store import ObjectStore
 
 LISTED_AT_ONCE = 1000
 """What S3 tells in one answer."""
 
 HEADS_AT_ONCE = 32
+READS_AT_ONCE = 8
+
+STREAMED_BYTES = 1 << 20
+"""Of a part of an object, at once."""
 
 RIGHTS = "s3:ListBucket, s3:GetObject, s3:PutObject and s3:DeleteObject or what corresponds to them"
+
+T = TypeVar("T")
 
 _STATUS = re.compile(r"status code: ([0-9]{3})\b")
 _CODE = re.compile(r"<Code>([A-Za-z0-9.]{1,48})</Code>")
@@ -59,6 +65,7 @@ class Bucket:
         self._obstore, self._store = obstore, store
         self._label, self._timeout_s = label, timeout_s
         self._creates = True  # until it has said that it cannot
+        self._is_near = isinstance(store, obstore.store.LocalStore | obstore.store.MemoryStore)
 
     def __repr__(self) -> str:
         return f"Bucket({self._label})"
@@ -95,11 +102,26 @@ class Bucket:
                 return None
             found_bytes, found = result.meta["size"], tuple(result.range)
             if found_bytes != object_bytes or found != (first, stop):
-                raise CorruptRecordError(f"an object of {found_bytes} bytes, where {object_bytes} are due")
-            body = memoryview(result.bytes())
+                raise _wrong_length(found_bytes, object_bytes)
+            # A whole object cannot be longer than it says; what follows on a part of one is up to the server.
+            whole = span is None or self._is_near
+            body = memoryview(result.bytes()) if whole else self._streamed(result, stop - first, end_s)
         if body.nbytes != stop - first:
             raise CorruptRecordError(f"{body.nbytes} bytes came, where {stop - first} are due")
         return Body(body, result.meta["e_tag"])
+
+    def _streamed(self, result: "GetResult", byte_count: int, end_s: float) -> memoryview:
+        """Take a body bit by bit, no more than is due, as long as there is time."""
+        body = memoryview(bytearray(byte_count))
+        at = 0
+        for part in result.stream(min_chunk_size=STREAMED_BYTES):
+            if len(part) > byte_count - at:
+                raise CorruptRecordError(f"more bytes come than the {byte_count} that are due")
+            body[at : at + len(part)] = part
+            at += len(part)
+            if time.monotonic() >= end_s:
+                raise TierUnavailableError(f"{self._label}: out of time in a read")
+        return body[:at]
 
     def create(self, path: str, parts: Sequence[memoryview | bytes], end_s: float) -> bool:
         """Write an object unless it is there; False when it is.
@@ -149,31 +171,46 @@ class Bucket:
                 self._refuse_missing_bucket(error)
                 return None
 
-    def present(self, paths: Sequence[str], end_s: float) -> list[bool]:
-        """Say which objects are there.
+    def lengths(self, paths: Sequence[str], end_s: float) -> list[int | None]:
+        """Say how long objects are, in bytes; None for those that are not there.
 
         Raises:
             TierUnavailableError: Refused, unreachable or out of time.
         """
         if len(paths) <= 1:
-            return [self.length(path, end_s) is not None for path in paths]
+            return [self.length(path, end_s) for path in paths]
+
+        async def one(path: str) -> int | None:
+            try:
+                return int((await self._obstore.head_async(self._store, path))["size"])
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return None
+
         with self._asked("look", end_s):
-            return asyncio.run(self._present(paths, end_s))
+            return asyncio.run(_together(one, paths, HEADS_AT_ONCE, end_s))
 
-    async def _present(self, paths: Sequence[str], end_s: float) -> list[bool]:
-        turns = asyncio.Semaphore(HEADS_AT_ONCE)
+    def read_whole(
+        self, paths: Sequence[str], object_bytes: int, end_s: float
+    ) -> list[Body | CorruptRecordError | None]:
+        """Fetch objects of one length; for each what ``read`` would return, or would raise.
 
-        async def one(path: str) -> bool:
-            async with turns:
-                try:
-                    await self._obstore.head_async(self._store, path)
-                except FileNotFoundError as error:
-                    self._refuse_missing_bucket(error)
-                    return False
-                return True
+        Raises:
+            TierUnavailableError: Refused, unreachable or out of time.
+        """
 
-        async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
-            return list(await asyncio.gather(*(one(path) for path in paths)))
+        async def one(path: str) -> Body | CorruptRecordError | None:
+            try:
+                result = await self._obstore.get_async(self._store, path)
+            except FileNotFoundError as error:
+                self._refuse_missing_bucket(error)
+                return None
+            if (found_bytes := result.meta["size"]) != object_bytes:
+                return _wrong_length(found_bytes, object_bytes)
+            return Body(memoryview(await result.bytes_async()), result.meta["e_tag"])
+
+        with self._asked("read", end_s):
+            return asyncio.run(_together(one, paths, READS_AT_ONCE, end_s))
 
     def listed(self, folder: str, end_s: float) -> tuple[list[tuple[str, int]], bool]:
         """List a folder, ``LISTED_AT_ONCE`` objects of it at most.
@@ -265,6 +302,24 @@ class Bucket:
         if "kind: Connect" in text or "ConnectError" in text:
             return "cannot be reached: check endpoint, and that the server runs"
         return "not answered as an object store would"
+
+
+async def _together(
+    one: Callable[[str], Awaitable[T]], paths: Sequence[str], at_once: int, end_s: float
+) -> list[T]:
+    """Ask for several paths, so many at once, until it is too late."""
+    turns = asyncio.Semaphore(at_once)
+
+    async def in_turn(path: str) -> T:
+        async with turns:
+            return await one(path)
+
+    async with asyncio.timeout(max(0.0, end_s - time.monotonic())):
+        return list(await asyncio.gather(*map(in_turn, paths)))
+
+
+def _wrong_length(found_bytes: int, due_bytes: int) -> CorruptRecordError:
+    return CorruptRecordError(f"an object of {found_bytes} bytes, where {due_bytes} are due")
 
 
 def _options(span: tuple[int, int] | None, e_tag: str | None) -> "GetOptions | None":

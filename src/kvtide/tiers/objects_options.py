@@ -3,6 +3,7 @@
 Knows settings, credentials and time-outs. Does not know records.
 """
 
+import importlib
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
@@ -119,17 +120,28 @@ def _refusal(error: ValidationError) -> ConfigError:
     return ConfigError(f"{_SETTING}.{name}", shown, first["msg"])
 
 
+def need_client() -> None:
+    """Make sure that obstore is there.
+
+    Raises:
+        ConfigError: It is not installed; says how it is.
+    """
+    try:
+        importlib.import_module("obstore.store")
+    except ImportError:
+        raise ConfigError("tiers", "objects", "needs obstore: pip install 'kvtide[objects]'") from None
+
+
 def store_of(options: ObjectsOptions) -> "ObjectStore":
     """Make the client that the options name; asks the network for nothing.
 
     Raises:
         ConfigError: obstore is not installed or will not have it, or a secret is not where it should be.
     """
-    try:
-        from obstore.exceptions import BaseError
-        from obstore.store import from_url
-    except ImportError:
-        raise ConfigError("tiers", "objects", "needs obstore: pip install 'kvtide[objects]'") from None
+    need_client()
+    from obstore.exceptions import BaseError
+    from obstore.store import from_url
+
     key = secret_of(f"{_SETTING}.access_key_id", options.access_key_id_env, None)
     secret = secret_of(
         f"{_SETTING}.secret_access_key", options.secret_access_key_env, options.secret_access_key_file

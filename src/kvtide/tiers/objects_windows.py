@@ -104,9 +104,10 @@ class Windows:
 
     # -- single keys --------------------------------------------------------------------------------------
 
-    def has_seen(self, key: OffloadKey) -> bool:
-        """Whether a key was seen in a piece."""
-        return self._seen(key) is not None
+    def seen_in(self, key: OffloadKey) -> str | None:
+        """Name the piece in which a key was seen, by its path; it may have gone."""
+        seen = self._seen(key)
+        return None if seen is None else seen[0].path
 
     def read_seen(self, key: OffloadKey, payload: memoryview, end_s: float) -> bool:
         """Read a chunk from the piece in which it was seen; False where it was not, or that has gone.
@@ -140,7 +141,10 @@ class Windows:
     def _seen(self, key: OffloadKey) -> tuple[Piece, int] | None:
         """Of now only: what a call that was late has learnt may be of before a reset."""
         seen = self._learnt.piece_of(key)
-        return seen if seen and seen[0].path.startswith(f"{self._tier.folder_of(key)}/") else None
+        return seen if seen and self._is_of_now(seen[0], key) else None
+
+    def _is_of_now(self, piece: Piece, key: OffloadKey) -> bool:
+        return piece.path.startswith(f"{self._tier.folder_of(key)}/")
 
     # -- parts of runs ------------------------------------------------------------------------------------
 
@@ -176,8 +180,7 @@ class Windows:
         try:
             fetched = self._pieces.fetch(piece, payload_bytes, index, index + len(keys), end_s)
         except CorruptRecordError as error:
-            self._pieces.delete(piece, end_s)
-            return [_forgotten(error)] * len(keys)
+            return self._refused(piece, keys, [_forgotten(error)] * len(keys), end_s)
         if fetched is None:
             self._learnt.lost(piece)
             return [False] * len(keys)
@@ -191,11 +194,23 @@ class Windows:
                 outcomes.append(True)
             except CorruptRecordError as error:
                 outcomes.append(_forgotten(error))
-        if all(one is True for one in outcomes):
-            for at, key in enumerate(keys):
-                self._learnt.seen(key, piece, index + at)
-        else:
-            self._pieces.delete(piece, end_s)
+        if not all(one is True for one in outcomes):
+            return self._refused(piece, keys, outcomes, end_s)
+        for at, key in enumerate(keys):
+            self._learnt.seen(key, piece, index + at)
+        return outcomes
+
+    def _refused(
+        self,
+        piece: Piece,
+        keys: Sequence[OffloadKey],
+        outcomes: list[bool | TierError],
+        end_s: float,
+    ) -> list[bool | TierError]:
+        """Delete a piece that is not what was written."""
+        if not self._is_of_now(piece, keys[0]):
+            return [False] * len(keys)  # of before a reset, and right for those who had none
+        self._pieces.delete(piece, end_s)
         return outcomes
 
     def _write_part(
@@ -217,6 +232,8 @@ class Windows:
             at = part.at + offsets.start - part.start
             stop = at + len(offsets)
             headers = b"".join(map(self._tier.header_of, names[at:stop], payloads[at:stop]))
+            if window != self._window(run, part):  # headers of one generation under a name of the other
+                raise TierUnavailableError("a reset has come in between")
             piece = new_piece(window, part.hashes, offsets.start, len(offsets), payload_bytes)
             new = self._pieces.put(piece, [headers, *payloads[at:stop]], end_s)
             outcomes[at:stop] = [Written.NEW if new else Written.THERE_ALREADY] * len(offsets)

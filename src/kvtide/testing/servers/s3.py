@@ -5,13 +5,11 @@ believes every signature unless told otherwise. The radosgw is Ceph's: a monitor
 keeps objects in memory, and the gateway; ``scripts/radosgw.sh`` installs what it needs.
 """
 
-import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
@@ -35,37 +33,17 @@ class S3Server:
 
     Attributes:
         endpoint: ``http://127.0.0.1:port``.
+        bucket: That it has.
         access_key_id: Of a user who may do everything.
         secret_access_key: The user's.
         process: To be stopped, continued or killed by whoever tests that.
     """
 
     endpoint: str
+    bucket: str
     access_key_id: str
     secret_access_key: str = field(repr=False)
     process: "subprocess.Popen[bytes]" = field(repr=False)
-
-    def make_bucket(self, name: str) -> None:
-        """Make a bucket; it may be there.
-
-        Raises:
-            RuntimeError: The server will not have it.
-        """
-        import boto3
-
-        client = boto3.client(
-            "s3",
-            endpoint_url=self.endpoint,
-            aws_access_key_id=self.access_key_id,
-            aws_secret_access_key=self.secret_access_key,
-            region_name="us-east-1",
-        )
-        try:
-            client.create_bucket(Bucket=name)
-        except client.exceptions.BucketAlreadyOwnedByYou:
-            return
-        finally:
-            client.close()
 
     def freeze(self) -> None:
         """Stop it in its tracks: connections are taken, and nobody answers."""
@@ -82,18 +60,25 @@ class S3Server:
 
 
 @contextmanager
-def moto_server() -> Iterator[S3Server]:
+def moto_server(folder: Path, bucket: str = "kvtide") -> Iterator[S3Server]:
     """Run moto's server.
+
+    Args:
+        folder: Where it writes its log; made when it is not there.
+        bucket: To be made.
 
     Raises:
         RuntimeError: It does not answer.
     """
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    with running(command) as process:
+    folder.mkdir(parents=True, exist_ok=True)
+    with running(command, folder / "moto.log") as process:
         endpoint = f"http://127.0.0.1:{port}"
         _wait_until(lambda: _answers(f"{endpoint}/moto-api/"), process)
-        yield S3Server(endpoint, "moto", "moto-has-no-secret", process)
+        server = S3Server(endpoint, bucket, "moto", "moto-has-no-secret", process)
+        _make_bucket(server)
+        yield server
 
 
 def moto_checks_signatures(server: S3Server) -> None:
@@ -117,26 +102,48 @@ def missing_for_radosgw() -> list[str]:
 
 
 @contextmanager
-def radosgw_server() -> Iterator[S3Server]:
+def radosgw_server(folder: Path, bucket: str = "kvtide") -> Iterator[S3Server]:
     """Run a radosgw, and below it a monitor and a storage daemon in memory. Takes some 15 s.
+
+    Args:
+        folder: Where they write; made when it is not there.
+        bucket: To be made.
 
     Raises:
         RuntimeError: A program is not installed, or one of them does not answer.
     """
     if missing := missing_for_radosgw():
         raise RuntimeError(f"{', '.join(missing)}: not installed; run scripts/radosgw.sh")
-    with tempfile.TemporaryDirectory(prefix="kvtide-rgw-") as folder, ExitStack() as daemons:
-        cluster = _Cluster(Path(folder), free_port())
-        monitor = daemons.enter_context(running(cluster.monitor()))
+    with ExitStack() as daemons:
+        cluster = _Cluster(folder, free_port())
+        monitor = daemons.enter_context(running(cluster.monitor(), folder / "mon.log"))
         _wait_until(lambda: cluster.says("mon", "stat"), monitor)
-        storage = daemons.enter_context(running(cluster.storage()))
+        storage = daemons.enter_context(running(cluster.storage(), folder / "osd.log"))
         _wait_until(lambda: "1 up" in cluster.said("osd", "stat"), storage)
         key, secret = "KVTIDE", uuid.uuid4().hex
         cluster.add_user(key, secret)
         port = free_port()
-        gateway = daemons.enter_context(running(cluster.gateway(port)))
+        gateway = daemons.enter_context(running(cluster.gateway(port), folder / "rgw.log"))
         _wait_until(lambda: _answers(f"http://127.0.0.1:{port}/"), gateway)
-        yield S3Server(f"http://127.0.0.1:{port}", key, secret, gateway)
+        server = S3Server(f"http://127.0.0.1:{port}", bucket, key, secret, gateway)
+        _make_bucket(server)
+        yield server
+
+
+def _make_bucket(server: S3Server) -> None:
+    import boto3
+
+    client = boto3.client(
+        "s3",
+        endpoint_url=server.endpoint,
+        aws_access_key_id=server.access_key_id,
+        aws_secret_access_key=server.secret_access_key,
+        region_name="us-east-1",
+    )
+    try:
+        client.create_bucket(Bucket=server.bucket)
+    finally:
+        client.close()
 
 
 class _Cluster:
@@ -147,7 +154,7 @@ class _Cluster:
         self._address = f"[v2:127.0.0.1:{port}/0]"
         self._conf = folder / "ceph.conf"
         for name in ("mon", "osd", "rgw", "run"):
-            (folder / name).mkdir()
+            (folder / name).mkdir(parents=True)
         self._conf.write_text(CONFIGURATION.format(folder=folder, fsid=self._fsid, address=self._address))
 
     def monitor(self) -> list[str]:
@@ -192,14 +199,15 @@ class _Cluster:
 
 
 @contextmanager
-def running(command: Sequence[str]) -> Iterator["subprocess.Popen[bytes]"]:
+def running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
     """Run a server while the block lasts; it is killed at its end, by pid.
 
     Args:
         command: Program and arguments.
+        log: Where its output goes.
     """
-    with open(os.devnull, "wb") as nowhere:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=nowhere, stderr=nowhere)
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
     try:
         yield process
     finally:
