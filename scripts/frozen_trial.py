@@ -16,6 +16,7 @@ judged.
 
 import argparse
 import json
+import signal
 import subprocess
 import sys
 import tempfile
@@ -92,7 +93,7 @@ def tried(name: str, kind: Kind, options: argparse.Namespace, model: Path) -> di
                 if not screen.is_terminal:  # a log gets a line a step, a terminal a bar
                     screen.print(f"{name} {done}/{total} {text}", markup=False)
 
-            medium = kind.make(Path(folder))
+            medium = kind.make(Path(folder).resolve())
             report["medium"] = medium.name
             try:
                 rounds = rounds_of(medium, model, out, options.requests, tell)
@@ -125,6 +126,8 @@ def _tried_inside(name: str, options: argparse.Namespace, model: Path) -> dict[s
 def main() -> int:
     """Run the trials and return the exit code."""
     options = arguments()
+    # Whoever is ended leaves no servers behind.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     try:
         model = model_folder(options.model, lambda text: screen.print(text, markup=False))
     except NoModelError as error:

@@ -81,7 +81,7 @@ class Verdict:
         call_count: Of hooks there.
         failures: What went wrong, one a failed request, both arms.
         left_out_after: Round after which kvtide had left the tier out; None when it never did.
-        hit_chunks: Chunks that were brought back from the tier all the same.
+        counted: kvtide's own counters of the tier, from the freeze to the end.
         quiet_rounds: In so many others used next to nothing of the machine, whichever side had its turn.
     """
 
@@ -93,7 +93,7 @@ class Verdict:
     call_count: int
     failures: tuple[str, ...]
     left_out_after: int | None
-    hit_chunks: int
+    counted: Mapping[str, float]
     quiet_rounds: int
 
     @property
@@ -152,10 +152,6 @@ def judge(rounds: Sequence[Round]) -> Verdict:
         call_count=sum(one.call_count for one in by_arm[TIER]),
         failures=tuple(f"round {one.index}, {one.arm}: {why}" for one in rounds for why in one.failed if why),
         left_out_after=min(out, default=None),
-        hit_chunks=max(_hit_chunks(one) for one in by_arm[TIER]),
+        counted={name: value for name, value in by_arm[TIER][-1].counted.items() if value},
         quiet_rounds=len(set(sizes[TIER]) - {one.index for one in rounds if one.others_cores > QUIET_CORES}),
     )
-
-
-def _hit_chunks(one: Round) -> int:
-    return int(sum(value for name, value in one.counted.items() if name.startswith("tier_hit_chunks{")))

@@ -12,6 +12,13 @@ from frozen.judge import ARMS, MAX_HOOK_MS, MAX_TTFT_RATIO, TIER, WITHOUT
 
 Report = Mapping[str, Any]
 
+COUNTED = (
+    ("brought back all the same", "tier_hit_chunks{"),
+    ("computed, as the tier is slower", "tier_passed_over_chunks{"),
+    ("written", "tier_stored_chunks{"),
+)
+"""What is told of kvtide's counters, and how their names begin."""
+
 
 def lines(report: Report) -> list[str]:
     """Tell one report in a few lines."""
@@ -23,7 +30,8 @@ def lines(report: Report) -> list[str]:
         times = f"p50 {report['p50_ms'][arm]:.0f} ms, p95 {report['p95_ms'][arm]:.0f} ms"
         told.append(f"{arm}: {report['requests'][arm]} requests, time to first token {times}")
     told.append(f"medium: {report['medium']}; left out by kvtide after round {report['left_out_after']}")
-    told.append(f"brought back all the same: {report['hit_chunks']} chunks")
+    counted = [f"{title} {_sum(report, name):.0f}" for title, name in COUNTED]
+    told.append(f"chunks: {', '.join(counted)}")
     told.append(
         f"slowest of {report['call_count']:,} hooks: {slowest['hook']}, {slowest['own_ms']:.2f} ms"
         f" (on the wall {slowest['wall_ms']:.2f}, of its own work {slowest['cpu_ms']:.2f})"
@@ -37,7 +45,7 @@ def lines(report: Report) -> list[str]:
 def table(reports: Sequence[Report]) -> Table:
     """Put reports side by side, with what is allowed in the heads."""
     shown = Table(box=None, pad_edge=False)
-    shown.add_column("")
+    shown.add_column("", no_wrap=True)
     for head in (
         "requests\na side",
         "p95 ms\nwith tier",
@@ -63,3 +71,7 @@ def table(reports: Sequence[Report]) -> Table:
             "met" if report["passed"] else "MISSED",
         )
     return shown
+
+
+def _sum(report: Report, beginning: str) -> float:
+    return sum(value for name, value in report["counted"].items() if name.startswith(beginning))

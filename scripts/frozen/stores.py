@@ -177,8 +177,10 @@ def directory_frozen(folder: Path) -> Store:
 
 def objects_frozen(folder: Path) -> Store:
     """An object store that is stopped."""
+    from kvtide.testing.servers.s3 import moto_server
+
     with ExitStack() as stack:
-        server = _object_store(stack)
+        server = stack.enter_context(moto_server(folder / "moto", BUCKET))
         options = _bucket(server, server.endpoint)
         return Store(
             "moto (S3), stopped (SIGSTOP)", "objects", options, server.freeze, stack.pop_all(), server.thaw
@@ -187,19 +189,13 @@ def objects_frozen(folder: Path) -> Store:
 
 def objects_slow(folder: Path) -> Store:
     """An object store at the end of a long way."""
+    from kvtide.testing.servers.s3 import moto_server
+
     with ExitStack() as stack:
-        server = _object_store(stack)
+        server = stack.enter_context(moto_server(folder / "moto", BUCKET))
         proxy = stack.enter_context(slow_proxy(int(server.endpoint.rpartition(":")[2])))
         options = _bucket(server, f"http://127.0.0.1:{proxy.port}")
         return _slowed("moto (S3)", "objects", options, proxy, stack.pop_all())
-
-
-def _object_store(stack: ExitStack) -> Any:
-    from kvtide.testing.servers.s3 import moto_server
-
-    server = stack.enter_context(moto_server())
-    server.make_bucket(BUCKET)
-    return server
 
 
 def _bucket(server: Any, endpoint: str) -> Mapping[str, Any]:

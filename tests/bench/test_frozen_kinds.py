@@ -28,7 +28,7 @@ def report(**changes: object) -> dict[str, object]:
         "call_count": 12_345,
         "failures": [],
         "left_out_after": 0,
-        "hit_chunks": 7,
+        "counted": {"tier_hit_chunks{valkey}": 7.0},
         "quiet_rounds": 3,
         "rounds": [{"index": index} for index in range(4)],
         **changes,
@@ -54,6 +54,10 @@ def test_a_trial_that_was_not_judged_says_why_and_is_no_figure() -> None:
     unfit = {"kind": "valkey-half", "unfit": "only 3 chunks are below"}
     assert lines(unfit) == ["valkey-half: could not be judged: only 3 chunks are below"]
     assert shown(unfit).splitlines()[-1].split() == ["valkey-half", "not", "judged"]
+
+
+def test_what_came_all_the_same_is_told() -> None:
+    assert any("brought back all the same 7," in line for line in lines(report()))
 
 
 def test_a_noisy_machine_is_told_of() -> None:

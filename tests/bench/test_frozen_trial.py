@@ -129,8 +129,8 @@ def test_a_tier_that_is_kept_is_judged_when_somebody_missed_it(felt: dict[str, o
 
 
 def test_what_came_from_the_tier_all_the_same_is_told() -> None:
-    assert judge(kept(held_count=1)).hit_chunks == 5
-    assert judge(planted()).hit_chunks == 0
+    counted = {"tier_hit_chunks{disk}": 5.0, "tier_probes{disk}": 0.0}
+    assert judge(kept(held_count=1, counted=counted)).counted == {"tier_hit_chunks{disk}": 5.0}
 
 
 def test_hooks_that_were_never_called_are_not_judged() -> None:
