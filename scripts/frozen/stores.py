@@ -14,7 +14,7 @@ from kvtide.testing.servers.slow_proxy import SlowProxy, slow_proxy
 
 SLOW_S = 0.2
 MEMORY = "1gb"
-BUCKET, KEY_VARIABLE, SECRET_VARIABLE = "records", "KVTIDE_FROZEN_KEY", "KVTIDE_FROZEN_SECRET"
+BUCKET, KEY_VARIABLE, SECRET_VARIABLE = "records", "FROZEN_TRIAL_KEY", "FROZEN_TRIAL_SECRET"
 CLUSTER_NODES, CLUSTER_KILLED = 5, 2
 """With half of its nodes gone or more, what is left of a cluster thinks it is cut off, and refuses all."""
 
