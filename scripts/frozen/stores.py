@@ -181,7 +181,7 @@ def objects_frozen(folder: Path) -> Store:
 
     with ExitStack() as stack:
         server = stack.enter_context(moto_server(folder / "moto", BUCKET))
-        options = _bucket(server, server.endpoint)
+        options = _bucket(server, server.endpoint, stack)
         return Store(
             "moto (S3), stopped (SIGSTOP)", "objects", options, server.freeze, stack.pop_all(), server.thaw
         )
@@ -194,13 +194,15 @@ def objects_slow(folder: Path) -> Store:
     with ExitStack() as stack:
         server = stack.enter_context(moto_server(folder / "moto", BUCKET))
         proxy = stack.enter_context(slow_proxy(int(server.endpoint.rpartition(":")[2])))
-        options = _bucket(server, f"http://127.0.0.1:{proxy.port}")
+        options = _bucket(server, f"http://127.0.0.1:{proxy.port}", stack)
         return _slowed("moto (S3)", "objects", options, proxy, stack.pop_all())
 
 
-def _bucket(server: Any, endpoint: str) -> Mapping[str, Any]:
-    """Say how the tier finds it; what it needs to get in is left in the environment of the engines."""
-    os.environ[KEY_VARIABLE], os.environ[SECRET_VARIABLE] = server.access_key_id, server.secret_access_key
+def _bucket(server: Any, endpoint: str, stack: ExitStack) -> Mapping[str, Any]:
+    """Say how the tier finds it; what it needs to get in is in the environment of the engines meanwhile."""
+    for name, value in ((KEY_VARIABLE, server.access_key_id), (SECRET_VARIABLE, server.secret_access_key)):
+        os.environ[name] = value
+        stack.callback(os.environ.pop, name, None)
     return {
         "url": f"s3://{BUCKET}/kv",
         "endpoint": endpoint,
