@@ -53,7 +53,7 @@ def arguments(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "kinds", nargs="*", metavar="KIND", help="one of those below, disks or stores; all stores without one"
     )
-    parser.add_argument("--requests", type=int, default=320, help="at least so many a side (320)")
+    parser.add_argument("--requests", type=int, default=300, help="at least so many a side (300)")
     parser.add_argument("--model", type=Path, help="a model's folder, instead of SmolLM2-135M")
     parser.add_argument("--out", type=Path, default=OUT, help="folder for reports and the engines' logs")
     parser.add_argument("--json", action="store_true", help="print what came out as JSON instead of a table")
