@@ -130,7 +130,8 @@ def judge(rounds: Sequence[Round]) -> Verdict:
     if min(requests.values()) < MIN_REQUESTS:
         raise UnfitError(f"{requests[TIER]} requests a side; {MIN_REQUESTS} are needed")
     out = [one.index for one in by_arm[TIER] if one.in_service is False]
-    if not out and not all(one.was_felt for one in by_arm[TIER]):
+    has_tier = any(one.in_service is not None for one in by_arm[TIER])
+    if has_tier and not out and not all(one.was_felt for one in by_arm[TIER]):
         raise UnfitError("nobody was seen to miss it: nothing was frozen, or nothing was wanted of it")
     slow = [call for one in by_arm[TIER] for call in one.slowest]
     if not slow:

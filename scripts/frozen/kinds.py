@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from frozen import stores
-from frozen.media import HeldMemory, Medium, ThrottledDisk
+from frozen.media import HeldMemory, Medium, Nothing, ThrottledDisk
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,4 +48,6 @@ STORES = {
     ),
 }
 
-KINDS = {**DISKS, **STORES}
+CONTROLS = {"nothing": Kind(Nothing, "two engines without a tier: the trial's own error")}
+
+KINDS = {**DISKS, **STORES, **CONTROLS}

@@ -23,7 +23,7 @@ class Medium(Protocol):
 
     Attributes:
         name: For people.
-        tier: The name of kvtide's tier on it.
+        tier: The name of kvtide's tier on it; "" when there is none.
     """
 
     name: str
@@ -43,6 +43,31 @@ class Medium(Protocol):
 
     def held_count(self) -> int:
         """Calls that it has held back since it was frozen, as far as it can tell; else 0."""
+
+
+class Nothing:
+    """No medium: what the trial then finds between its engines is its own error."""
+
+    name = "nothing: neither engine has a tier"
+    tier = ""
+
+    def __init__(self, folder: Path) -> None:
+        pass
+
+    def settings(self) -> Mapping[str, Any]:
+        return {}
+
+    def freeze(self, process_id: int) -> None:
+        pass
+
+    def thaw(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def held_count(self) -> int:
+        return 0
 
 
 class HeldMemory:

@@ -28,6 +28,8 @@ from frozen.workload import (
 )
 
 STORED_SHARE = 0.75
+PORTION = 8
+"""Prefixes that are computed before those before are written below: host memory holds somewhat more."""
 GAUGES = ("tier_in_service", "tier_takes_writes", "tier_used", "tier_capacity", "tier_open")
 
 Tell = Callable[[str, int, int], None]
@@ -88,15 +90,18 @@ def _prepare(engines: Mapping[str, EngineProcess], requests: Requests, tier: str
     Raises:
         UnfitError: It is not there afterwards.
     """
-    load = Load(tuple(requests.prefixes), 1, CONCURRENCY, ROUND_LIMIT_S, settle=True)
     for arm, one in engines.items():
-        result = one.run(load)
-        if any(result.failed):
-            raise UnfitError(f"{arm}: the preparation failed: {set(result.failed)}")
+        for start in range(0, PREFIXES, PORTION):
+            prefixes = tuple(requests.prefixes[start : start + PORTION])
+            result = one.run(Load(prefixes, 1, CONCURRENCY, ROUND_LIMIT_S, settle=True))
+            if any(result.failed):
+                raise UnfitError(f"{arm}: the preparation failed: {set(result.failed)}")
     # A warm load as well, so that the first frozen one is not the first of all.
     warm = requests.prefixes[0] + requests.prefixes[1][:NEW_TOKENS]
     engines[TIER].run(Load((warm,), 1, 1, ROUND_LIMIT_S, settle=True))
     metrics = engines[TIER].run(Load((), 1, 1, ROUND_LIMIT_S)).metrics
+    if not tier:
+        return metrics
     stored = metrics.get(f"tier_stored_chunks{{{tier}}}", 0)
     # What was computed before the host pool was ready, or faster than it is written on, is not there.
     if stored < STORED_SHARE * PREFIXES * (PREFIX_TOKENS // BLOCK_TOKENS):

@@ -10,7 +10,7 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 
 import frozen_trial
-from frozen.kinds import DISKS, KINDS, STORES
+from frozen.kinds import CONTROLS, DISKS, KINDS, STORES
 from frozen.shown import lines, table
 
 
@@ -69,7 +69,8 @@ def test_a_noisy_machine_is_told_of() -> None:
 def test_kinds_are_named_or_all_stores() -> None:
     assert frozen_trial.arguments([]).kinds == list(STORES)
     assert frozen_trial.arguments(["disks", "valkey-slow"]).kinds == [*DISKS, "valkey-slow"]
-    assert set(KINDS) == {*DISKS, *STORES}
+    assert frozen_trial.arguments(["nothing"]).kinds == ["nothing"]
+    assert set(KINDS) == {*DISKS, *STORES, *CONTROLS}
 
 
 def test_a_kind_that_there_is_not_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

@@ -128,6 +128,10 @@ def test_a_tier_that_is_kept_is_judged_when_somebody_missed_it(felt: dict[str, o
     assert judge(kept(**felt)).left_out_after is None
 
 
+def test_two_engines_without_a_tier_are_judged_too_as_a_control() -> None:
+    assert judge([replace(one, in_service=None, stuck_threads=0, counted={}) for one in planted()]).passed
+
+
 def test_what_came_from_the_tier_all_the_same_is_told() -> None:
     counted = {"tier_hit_chunks{disk}": 5.0, "tier_probes{disk}": 0.0}
     assert judge(kept(held_count=1, counted=counted)).counted == {"tier_hit_chunks{disk}": 5.0}
