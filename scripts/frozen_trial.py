@@ -41,6 +41,7 @@ from frozen.trial import rounds_of  # noqa: E402
 
 OUT = ROOT / "build" / "frozen"
 MET, MISSED, COULD_NOT = 0, 1, 2
+WIDTH = 100
 
 screen = Console(stderr=True, highlight=False)
 
@@ -142,7 +143,8 @@ def main() -> int:
         shown = {one.pop("kind"): {key: one[key] for key in one if key != "rounds"} for one in reports}
         print(json.dumps({"format": 1, "environment": environment(), "kinds": shown}, indent=1))
     else:
-        Console(highlight=False).print(table(reports))
+        console = Console(highlight=False)
+        console.print(table(reports), width=max(WIDTH, console.width))
     if any("unfit" in one for one in reports):
         return COULD_NOT
     return MET if all(one["passed"] for one in reports) else MISSED

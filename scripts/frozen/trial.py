@@ -4,6 +4,7 @@ Knows in which order things happen. Does not know what the medium is, or what th
 """
 
 import contextlib
+import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -17,6 +18,7 @@ from frozen.workload import (
     BLOCK_TOKENS,
     CONCURRENCY,
     ENGINE,
+    FIRST_TOKEN_ID,
     HOST_MEMORY,
     NEW_TOKENS,
     OUTPUT_TOKENS,
@@ -28,6 +30,7 @@ from frozen.workload import (
 )
 
 STORED_SHARE = 0.75
+WRITTEN_LIMIT_S, PAUSE_S = 60.0, 0.05
 PORTION = 8
 """Prefixes that are computed before those before are written below: host memory holds somewhat more."""
 GAUGES = ("tier_in_service", "tier_takes_writes", "tier_used", "tier_capacity", "tier_open")
@@ -96,6 +99,7 @@ def _prepare(engines: Mapping[str, EngineProcess], requests: Requests, tier: str
             result = one.run(Load(prefixes, 1, CONCURRENCY, ROUND_LIMIT_S, settle=True))
             if any(result.failed):
                 raise UnfitError(f"{arm}: the preparation failed: {set(result.failed)}")
+            _wait_until_written(one)
     # A warm load as well, so that the first frozen one is not the first of all.
     warm = requests.prefixes[0] + requests.prefixes[1][:NEW_TOKENS]
     engines[TIER].run(Load((warm,), 1, 1, ROUND_LIMIT_S, settle=True))
@@ -107,6 +111,22 @@ def _prepare(engines: Mapping[str, EngineProcess], requests: Requests, tier: str
     if stored < STORED_SHARE * PREFIXES * (PREFIX_TOKENS // BLOCK_TOKENS):
         raise UnfitError(f"only {stored:.0f} chunks are below: {dict(metrics)}")
     return metrics
+
+
+def _wait_until_written(engine: EngineProcess) -> None:
+    """Wait until nothing is on its way to the tier any more.
+
+    An engine without work takes no steps, and learns of no end: so it is asked for a little.
+
+    Raises:
+        UnfitError: Something still is after a long while.
+    """
+    give_up_s = time.monotonic() + WRITTEN_LIMIT_S
+    little = Load(((FIRST_TOKEN_ID,) * (BLOCK_TOKENS // 2),), 1, 1, ROUND_LIMIT_S, settle=True)
+    while engine.run(little).metrics.get("open_jobs{demote}", 0):
+        if time.monotonic() > give_up_s:
+            raise UnfitError("what was computed is still being written below")
+        time.sleep(PAUSE_S)
 
 
 def _round(
