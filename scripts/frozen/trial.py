@@ -56,14 +56,15 @@ def rounds_of(medium: Medium, model: Path, out: Path, request_count: int, tell: 
     count = -(-request_count // ROUND_REQUESTS)
     requests, found = Requests(), []
     with contextlib.ExitStack() as stack:
-        tell("starting two engines", 0, 2 * count)
-        engines = {arm: _engine(arm, out, model, medium) for arm in ARMS}
-        for one in engines.values():
-            stack.callback(one.close)
+        engines: dict[str, EngineProcess] = {}
+        # One after the other: of two that start at once the first was seen to be some 5 % faster for good.
+        for arm in ARMS:
+            tell(f"starting an engine: {arm}", 0, 2 * count)
+            engines[arm] = _engine(arm, out, model, medium)
+            stack.callback(engines[arm].close)
+            engines[arm].wait_until_ready()
         # Undone before the engines are ended: a process with a read that does not return cannot end.
         stack.callback(medium.thaw)
-        for one in engines.values():
-            one.wait_until_ready()
         tell("computing what is to be below", 0, 2 * count)
         before = _prepare(engines, requests, medium.tier)
         medium.freeze(engines[TIER].process_id)
