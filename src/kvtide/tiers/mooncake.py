@@ -20,8 +20,9 @@ from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.mooncake_client import KEYS_AT_ONCE, Berth, MooncakeClient
 from kvtide.tiers.mooncake_codes import FULL, MISSES, Code, error_of, name_of
-from kvtide.tiers.mooncake_options import MooncakeOptions, options_from, require_library
+from kvtide.tiers.mooncake_options import MooncakeOptions
 from kvtide.tiers.mooncake_staging import rounded
+from kvtide.tiers.options import need_client
 from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordRun
 from kvtide.tiers.shared import SharedTier
 
@@ -69,12 +70,12 @@ class MooncakeTier(SharedTier):
     def build(cls, place: TierPlace) -> Self:
         """From ``{"master": "host:port"}`` and what else ``MooncakeOptions`` has."""
         cls.check_options(place.options)
-        return cls(place, options_from(place.options))
+        return cls(place, MooncakeOptions.read_from(place.options))
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        options_from(options)
-        require_library()
+        MooncakeOptions.read_from(options)
+        need_client("mooncake", "mooncake.store", "Mooncake's client")
 
     def open(self) -> None:
         self._exist([f"kv1/open/{uuid.uuid4().hex}"], time.monotonic() + OPEN_LIMIT_S)

@@ -13,11 +13,12 @@ from typing import Any, Self, TypeVar
 from kvtide.errors import CorruptRecordError, NodeUnavailableError, TierError, TierUnavailableError
 from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import TierPlace, Written
+from kvtide.tiers.options import need_client
 from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordRun
 from kvtide.tiers.shared import SharedTier
 from kvtide.tiers.valkey_commands import Found, Given, Taken, count, get, put
 from kvtide.tiers.valkey_facts import facts_of
-from kvtide.tiers.valkey_nodes import Node, need_client
+from kvtide.tiers.valkey_nodes import Node
 from kvtide.tiers.valkey_options import ValkeySettings
 from kvtide.tiers.valkey_routes import Cluster, OneServer, Routes
 from kvtide.tiers.valkey_wire import Deadline, Refusal, Wire
@@ -59,14 +60,13 @@ class ValkeyTier(SharedTier):
     @classmethod
     def build(cls, place: TierPlace) -> Self:
         """From ``{"url": "redis://host:6379"}``, and what else ``ValkeyOptions`` has."""
-        settings = ValkeySettings.of(place.options)
-        need_client()
-        return cls(place, settings)
+        cls.check_options(place.options)
+        return cls(place, ValkeySettings.of(place.options))
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
         ValkeySettings.of(options)
-        need_client()
+        need_client("valkey", "redis.connection", "the redis client")
 
     def open(self) -> None:
         self._routes.open(Deadline.after(OPEN_S))
