@@ -38,7 +38,7 @@ from kvtide.tiers.directory_names import spread, temporary_in
 from kvtide.tiers.directory_options import DirectoryOptions
 from kvtide.tiers.directory_room import Room
 from kvtide.tiers.records import HEADER_BYTES, ChunkName
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, end_of
 
 logger = logging.getLogger(__name__)
 
@@ -89,7 +89,7 @@ class DirectoryTier(SharedTier):
     # -- the contract -----------------------------------------------------------------------------
 
     def read_into(self, key: OffloadKey, payload: memoryview, deadline_s: float) -> bool:
-        until_s = time.monotonic() + deadline_s
+        until_s = end_of(deadline_s)
         try:
             path = self._path_of(key)
         except KeyError:
@@ -105,7 +105,7 @@ class DirectoryTier(SharedTier):
     def write(self, name: ChunkName, payload: memoryview, deadline_s: float) -> Written:
         if not self.writes(name.key):
             return Written.THERE_ALREADY
-        until_s = time.monotonic() + deadline_s
+        until_s = end_of(deadline_s)
         path, byte_count = self._path_of(name.key), HEADER_BYTES + payload.nbytes
         with told_as_tier_errors(path):
             if stands(path, byte_count):
@@ -121,7 +121,7 @@ class DirectoryTier(SharedTier):
         return Written.NEW if new else Written.THERE_ALREADY
 
     def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
-        until_s = time.monotonic() + deadline_s
+        until_s = end_of(deadline_s)
         with told_as_tier_errors(self._path):
             return [self._is_here(key, until_s) for key in keys]
 
@@ -142,7 +142,7 @@ class DirectoryTier(SharedTier):
     def ping(self, deadline_s: float) -> str:
         self._folder.open()
         try:
-            self._try_out(time.monotonic() + deadline_s)
+            self._try_out(end_of(deadline_s))
         except TierFullError as error:
             raise TierUnavailableError(f"{error}; make room, or set a limit") from None
         with told_as_tier_errors(self._path):

@@ -22,7 +22,7 @@ from kvtide.tiers.objects_options import ObjectsOptions, need_obstore, options_o
 from kvtide.tiers.objects_pieces import chunks_per_piece
 from kvtide.tiers.objects_windows import Windows
 from kvtide.tiers.records import FORMAT_VERSION, HEADER_BYTES, ChunkName, RecordRun
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, end_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -319,7 +319,7 @@ class ObjectsTier(SharedTier):
                 raise TierUnavailableError(f"{self._options.url}: closed")
             self._calls += 1
         try:
-            yield time.monotonic() + deadline_s
+            yield end_of(deadline_s)
         finally:
             with self._changed:
                 self._calls -= 1

@@ -15,7 +15,7 @@ from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.options import need_client
 from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordRun
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, end_of
 from kvtide.tiers.valkey_commands import Found, Given, Taken, count, get, put
 from kvtide.tiers.valkey_facts import facts_of
 from kvtide.tiers.valkey_nodes import Node
@@ -28,9 +28,6 @@ logger = logging.getLogger(__name__)
 OPEN_S = 5.0
 DISCARD_S = 2.0
 KEYS_AT_ONCE = 256
-
-IN_TIME = 0.95
-"""Of its time a call takes no more than this, so that it has ended before somebody calls it late."""
 
 LARGE_BYTES = 256 << 10
 """From here on a second record in the same call gains little."""
@@ -202,7 +199,7 @@ class ValkeyTier(SharedTier):
 
 
 def _deadline(deadline_s: float) -> Deadline:
-    return Deadline.after(IN_TIME * deadline_s)
+    return Deadline(end_of(deadline_s))
 
 
 def _value(outcome: T | TierError) -> T:
