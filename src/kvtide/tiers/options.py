@@ -60,9 +60,10 @@ class TierOptions(BaseModel):
             return option_error(name[:NAME_CHARACTERS], HIDDEN, f"there is no such option: {known}")
         if kind == "missing":
             return option_error(name, None, f"is needed: {hint}" if hint else "is needed")
+        if not cls._may_show(name, value):
+            return option_error(name, HIDDEN, hint or "will not do")  # what pydantic says may quote it
         said = said.removeprefix("Value error, ")
-        shown = value if cls._may_show(name, value) else HIDDEN
-        return option_error(name, shown, f"{hint} ({said})" if hint else said)
+        return option_error(name, value, f"{hint} ({said})" if hint else said)
 
     @classmethod
     def _may_show(cls, name: str, value: object) -> bool:
