@@ -46,14 +46,7 @@ WITH_DEADLINE = {TierCall.READ, TierCall.WRITE, TierCall.CONTAINS}
 class _BeforeOptions(TierOptions):
     """What all of them have."""
 
-    HINTS: ClassVar[Mapping[str, str]] = {
-        "of": 'give {"class": "package.module.Class", "options": {...}}',
-        "failing": 'give numbers by kind of call: {"read": [0, 3]}',
-        "delay_s": "give seconds",
-        "switch": "give the path of a file",
-        "holding": 'give kinds of calls: ["read", "write"]',
-    }
-    SHOWN = frozenset({"delay_s", "switch"})
+    HINTS: ClassVar[Mapping[str, str]] = {"of": 'give {"class": "package.module.Class", "options": {...}}'}
 
     of: dict[str, Any] = Field(default_factory=dict)
 
@@ -66,15 +59,39 @@ class _BeforeOptions(TierOptions):
         return tier
 
 
+def _unavailable() -> TierUnavailableError:
+    return TierUnavailableError("a fault was injected")
+
+
 class _FaultyOptions(_BeforeOptions):
+    HINTS: ClassVar[Mapping[str, str]] = {
+        **_BeforeOptions.HINTS,
+        "failing": 'give numbers by kind of call: {"read": [0, 3]}',
+        "error": "give what makes the error, which a file of settings cannot hold",
+    }
+
     failing: dict[TierCall, set[int]] = Field(default_factory=dict)
+    error: Callable[[], Exception] = _unavailable
 
 
 class _SlowOptions(_BeforeOptions):
+    HINTS: ClassVar[Mapping[str, str]] = {
+        **_BeforeOptions.HINTS,
+        "delay_s": "give seconds",
+    }
+    SHOWN = frozenset({"delay_s"})
+
     delay_s: float = Field(ge=0, allow_inf_nan=False)
 
 
 class _HeldOptions(_BeforeOptions):
+    HINTS: ClassVar[Mapping[str, str]] = {
+        **_BeforeOptions.HINTS,
+        "switch": "give the path of a file",
+        "holding": 'give kinds of calls: ["read", "write"]',
+    }
+    SHOWN = frozenset({"switch"})
+
     switch: Path
     holding: set[TierCall] = Field(default_factory=lambda: {TierCall.READ})
 
@@ -141,7 +158,7 @@ class FaultyTier(_Before):
         self,
         inner: PrivateTier,
         failing: Mapping[TierCall, Sequence[int] | set[int]] | None = None,
-        error: Callable[[], Exception] = lambda: TierUnavailableError("a fault was injected"),
+        error: Callable[[], Exception] = _unavailable,
     ) -> None:
         super().__init__(inner)
         self.failing = dict(failing or {})
@@ -153,7 +170,7 @@ class FaultyTier(_Before):
     def build(cls, place: TierPlace) -> Self:
         """From ``{"failing": {"read": [0, 3], ...}}``."""
         options = _FaultyOptions.read_from(place.options)
-        return cls(options.inner(place), options.failing)
+        return cls(options.inner(place), options.failing, options.error)
 
     def _meet(self, kind: TierCall, call: Callable[[], T], deadline_s: float) -> T:
         with self._lock:
