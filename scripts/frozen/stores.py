@@ -188,7 +188,7 @@ def objects_frozen(folder: Path) -> Store:
 
     with ExitStack() as stack:
         server = stack.enter_context(moto_server(folder / "moto", BUCKET))
-        _stand_back(server.process.pid)
+        _stand_back(server.pid)
         options = _bucket(server, server.endpoint, stack)
         return Store(
             "moto (S3), stopped (SIGSTOP)", "objects", options, server.freeze, stack.pop_all(), server.thaw
@@ -201,7 +201,7 @@ def objects_slow(folder: Path) -> Store:
 
     with ExitStack() as stack:
         server = stack.enter_context(moto_server(folder / "moto", BUCKET))
-        _stand_back(server.process.pid)
+        _stand_back(server.pid)
         proxy = stack.enter_context(slow_proxy(int(server.endpoint.rpartition(":")[2])))
         options = _bucket(server, f"http://127.0.0.1:{proxy.port}", stack)
         return _slowed("moto (S3)", "objects", options, proxy, stack.pop_all())

@@ -16,7 +16,7 @@ from frozen import stores
 from frozen.stores import SLOW_S, Store
 
 from kvtide.errors import TierError
-from kvtide.testing.servers.valkey import wait_until
+from kvtide.testing.servers.process import wait_until
 from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, name_of
 from kvtide.tiers.base import TierPlace
 from kvtide.tiers.named import tier_named
