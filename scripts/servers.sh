@@ -15,14 +15,17 @@ command -v redis-server >/dev/null 2>&1 || missing="$missing redis-server"
 command -v fusermount3 >/dev/null 2>&1 || missing="$missing fuse3"
 command -v openssl >/dev/null 2>&1 || missing="$missing openssl"
 optional=""
-command -v radosgw >/dev/null 2>&1 || optional="$optional radosgw"
+gateway=""
+for program in radosgw ceph ceph-mon ceph-osd; do
+    command -v "$program" >/dev/null 2>&1 || gateway=" radosgw"
+done
 "$venv/bin/python" -c 'import ctypes; ctypes.CDLL("libibverbs.so.1")' 2>/dev/null || optional="$optional libibverbs1"
 
-if [ -n "$missing$optional" ]; then
+if [ -n "$missing$optional$gateway" ]; then
     if [ "$(id -u)" != 0 ] || ! command -v apt-get >/dev/null 2>&1; then
         [ -z "$missing" ] || die "install the packages$missing and run this again"
     else
-        say "installing$missing$optional"
+        say "installing$missing$optional$gateway"
         # A package must not start a server of its own on this machine.
         policy=/usr/sbin/policy-rc.d
         if [ ! -e "$policy" ]; then
@@ -36,6 +39,7 @@ if [ -n "$missing$optional" ]; then
         for package in $optional; do
             apt-get install -y -qq --no-install-recommends "$package" >/dev/null || say "$package could not be installed"
         done
+        [ -z "$gateway" ] || "${0%/*}/radosgw.sh" >/dev/null || say "radosgw could not be installed"
     fi
 fi
 
