@@ -243,6 +243,21 @@ def test_a_node_that_thaws_is_back_with_what_it_has(standing: list[Server]) -> N
         assert [read(tier, number) for number in range(12)] == [payload_of(number) for number in range(12)]
 
 
+def test_a_frozen_node_leaves_time_for_those_that_are_asked_after_it(standing: list[Server]) -> None:
+    with opened(standing[0].url, cluster=True) as tier:
+        for number in range(COUNT):
+            write(tier, number)
+        of_it = [number for number in range(COUNT) if keeper_of(tier, number) == 1]
+        others = [number for number in range(COUNT) if keeper_of(tier, number) != 1]
+        standing[1].freeze()
+        try:
+            found = tier.contains([name_of(number).key for number in of_it + others], 3.0)
+        finally:
+            standing[1].thaw()
+        assert found == [False] * len(of_it) + [True] * len(others)
+        assert trouble(tier.nodes) == 1
+
+
 def test_when_all_nodes_are_gone_the_tier_is(servers: list[Server]) -> None:
     with opened(servers[0].url, cluster=True) as tier:
         for server in servers:

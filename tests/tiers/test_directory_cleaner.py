@@ -88,6 +88,16 @@ def test_what_was_used_longest_ago_goes_down_to_nine_tenths_of_whatever_model(tm
     assert last_count(str(tmp_path)) == Count(2, 18 * UNIT_BYTES)
 
 
+def test_what_is_older_goes_altogether_before_any_of_the_age_where_it_ends(tmp_path: Path) -> None:
+    # In whatever order the folder is walked through, some of the younger ones come first.
+    ages_s = [1005] * 10 + [50_000] * 5 + [1005] * 10
+    paths = [put(tmp_path, number, age_s) for number, age_s in enumerate(ages_s)]
+    assert Cleaner(str(tmp_path), 20 * UNIT_BYTES).round()
+    left = [path.exists() for path in paths]
+    assert not any(left[10:15])
+    assert sum(left) == 18
+
+
 def test_at_its_limit_nothing_goes(tmp_path: Path) -> None:
     paths = [put(tmp_path, number, 1000 * number) for number in range(20)]
     assert Cleaner(str(tmp_path), 20 * UNIT_BYTES).round()
@@ -177,7 +187,7 @@ def test_an_unfinished_file_is_not_removed_for_want_of_room(tmp_path: Path) -> N
     unfinished.write_bytes(bytes(10 * UNIT_BYTES))
     age(unfinished, 3000)
     record = put(tmp_path, 1, 10)
-    assert Cleaner(str(tmp_path), UNIT_BYTES).round()
+    assert Cleaner(str(tmp_path), 5 * UNIT_BYTES).round()
     assert unfinished.exists()
     assert not record.exists()
 

@@ -168,6 +168,22 @@ def test_an_answer_that_comes_too_late_is_not_taken_for_the_next_one(
     assert tier.nodes[0].connection_count == 2
 
 
+def test_a_value_that_is_too_long_to_be_waited_for_ends_its_connection(serving: Serving) -> None:
+    def answer(heard: bytes) -> bytes:
+        if b"UNLINK" in heard:
+            return b":1\r\n"
+        gets.append(heard)
+        return b"$536870912\r\n" if len(gets) == 1 else b"$-1\r\n"
+
+    gets: list[bytes] = []
+    tier = serving(answer)
+    with pytest.raises(CorruptRecordError, match="another length"):
+        read(tier, 1)
+    assert read(tier, 2) is None
+    assert tier.nodes[0].connection_count == 2
+    assert tier.nodes[0].trouble_count == 0
+
+
 def test_bytes_that_nobody_asked_for_are_not_taken_for_an_answer(serving: Serving) -> None:
     sent = threading.Event()
 

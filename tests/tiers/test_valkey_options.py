@@ -58,7 +58,11 @@ def test_addresses_are_written_as_people_do() -> None:
         ({"url": f"redis://{SECRET}@cache"}, "url", "give username"),
         ({"url": "unix://run/valkey.sock"}, "url", "three slashes"),
         ({"url": "redis://cache", "password": SECRET}, "password", "give password_env or password_file"),
-        ({"url": "redis://cache", "colour": SECRET}, "colour", "of url, cluster"),
+        (
+            {"url": "redis://cache", "colour": SECRET},
+            "colour",
+            "there is no such option: give one of url, cluster",
+        ),
         ({"url": "redis://cache", "cluster": "perhaps"}, "cluster", "true or false"),
         ({"url": "redis://cache/1", "cluster": True}, "cluster", "database 0 only"),
         ({"url": "unix:///run/valkey.sock", "cluster": True}, "cluster", "by host and port"),

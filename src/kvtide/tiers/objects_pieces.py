@@ -129,7 +129,7 @@ def segments(offsets: Sequence[int], piece_chunks: int) -> list[range]:
     """Divide offsets in a window, in order, into what goes into one piece: neighbours, and not too many."""
     divided: list[range] = []
     for offset in offsets:
-        if divided and divided[-1].stop == offset and offset % piece_chunks:
+        if divided and divided[-1].stop == offset and len(divided[-1]) < piece_chunks:
             divided[-1] = range(divided[-1].start, offset + 1)
         else:
             divided.append(range(offset, offset + 1))

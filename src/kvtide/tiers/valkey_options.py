@@ -140,12 +140,13 @@ def _read(options: Mapping[str, Any]) -> ValkeyOptions:
     except ValidationError as error:
         first = error.errors(include_url=False, include_context=False, include_input=False)[0]
     name = str(first["loc"][0]) if first["loc"] else "url"
-    hint = HINTS.get(name, f"of {', '.join(ValkeyOptions.model_fields)}")
+    hint = HINTS.get(name, f"give one of {', '.join(ValkeyOptions.model_fields)}")
     if first["type"] == "missing":
         raise _error(name, None, hint)
     # A value that is not understood may be a password in the wrong place.
     shown = options.get(name) if name in ("cluster", "ttl_s", "prefix") else "…"
-    raise _error(name, shown, f"{first['msg'].lower()}: {hint}")
+    said = "there is no such option" if first["type"] == "extra_forbidden" else first["msg"].lower()
+    raise _error(name, shown, f"{said}: {hint}")
 
 
 def _place_of(url: str) -> tuple[Address, int, bool]:

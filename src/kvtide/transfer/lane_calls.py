@@ -100,7 +100,7 @@ def made(tier: Tier, call: Call, name: str, deadline_s: float) -> CallEnd:
             tier.begin_generation(call.trusted)
         elif call.kind is Kind.DISCARD:
             tier.discard(call.keys)
-        elif count == 1:
+        elif count == 1 and tier.run_chunks(call.waiting[0].part.payload.nbytes) == 1:
             return CallEnd.of_parts([_made_alone(tier, call, deadline_s)])
         elif count:
             return CallEnd.of_parts(_made_together(tier, call, name, deadline_s))

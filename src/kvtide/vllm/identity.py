@@ -39,18 +39,11 @@ def fingerprint_of(
         ConfigError: It cannot be told, or differs from process to process; names the option.
     """
     refuse_random_hashes(vllm_config.cache_config.prefix_caching_hash_algo, os.environ)
-    model, cache, parallel = vllm_config.model_config, vllm_config.cache_config, vllm_config.parallel_config
-    speculative = vllm_config.speculative_config
+    cache, parallel = vllm_config.cache_config, vllm_config.parallel_config
     return Fingerprint.of(
         {
             "format": FORMAT_VERSION,
-            "vllm": ".".join(vllm.__version__.split(".")[:2]),
-            "weights": weights_of(model),
-            "model": _told(model.hf_config.to_dict()),
-            "dtype": str(model.dtype),
-            "kv_cache_dtype": str(cache.cache_dtype),
-            "quantization": str(model.quantization),
-            "drafter": None if speculative is None else _drafter(speculative),
+            **model_parts(vllm_config),
             "layout": str(kv_cache_config.kv_cache_layout),
             "ranks": {
                 "tensor": parallel.tensor_parallel_size,
@@ -69,6 +62,24 @@ def fingerprint_of(
             ],
         }
     )
+
+
+def model_parts(vllm_config: "VllmConfig") -> dict[str, Any]:
+    """Say which model computes the bytes, and in which numbers.
+
+    Raises:
+        ConfigError: Its weights cannot be told; names the option.
+    """
+    model, speculative = vllm_config.model_config, vllm_config.speculative_config
+    return {
+        "vllm": ".".join(vllm.__version__.split(".")[:2]),
+        "weights": weights_of(model),
+        "model": _told(model.hf_config.to_dict()),
+        "dtype": str(model.dtype),
+        "kv_cache_dtype": str(vllm_config.cache_config.cache_dtype),
+        "quantization": str(model.quantization),
+        "drafter": None if speculative is None else _drafter(speculative),
+    }
 
 
 def tier_identity_of(
