@@ -215,6 +215,14 @@ class KVTideConfig(BaseModel):
         description="Of host memory, what may hold chunks on their way up for requests that still wait.",
         json_schema_extra={"hint": "give a share above 0, up to 0.9"},
     )
+    probe_wait_s: float = Field(
+        default=0.05,
+        ge=0,
+        le=10,
+        description="How long a request may be held back while shared stores are asked what they have of it;"
+        " not at all where they have been slower than that.",
+        json_schema_extra={"hint": "give seconds from 0 to 10"},
+    )
     reset_keeps_tiers: bool = Field(
         default=False,
         description="A reset of the cache (reset_prefix_cache with reset_connector, sleep) empties host"

@@ -140,6 +140,7 @@ class OffloadingSpec:
             lazy=lazy,
             blocks_per_step=blocks_per_step,
             promotion_share=config.promotion_share,
+            probe_wait_s=config.probe_wait_s,
             reset_keeps_tiers=config.reset_keeps_tiers,
         )
         ladder = Ladder(manager, lower) if lower else None

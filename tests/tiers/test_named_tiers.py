@@ -1,8 +1,10 @@
-"""Tiers that settings name by the path of a class."""
+"""Tiers that settings name: by a short name, or by the path of a class."""
 
+import sys
 import threading
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 
@@ -10,7 +12,8 @@ from kvtide.errors import ConfigError, TierUnavailableError
 from kvtide.testing import FaultyTier, HeldTier, MemoryTier, SlowTier, TierCall
 from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, name_of, payload_of
 from kvtide.tiers.base import PrivateTier, TierPlace
-from kvtide.tiers.named import tier_named
+from kvtide.tiers.named import SHORT_NAMES, check_tier, tier_class, tier_named
+from kvtide.tiers.shared import SharedTier
 
 
 def place(**options: Any) -> TierPlace:
@@ -79,7 +82,11 @@ def test_a_disk_can_be_what_is_held(tmp_path: Path) -> None:
     ("path", "options", "said"),
     [
         ("MemoryTier", {}, "or a class by its path"),
+        ("memory", {}, "name directory, valkey, objects, mooncake, or a class by its path"),
+        ("", {}, "or a class by its path"),
         ("kvtide.nowhere.Tier", {}, "cannot be imported"),
+        ("..Tier", {}, "cannot be imported"),
+        ("kvtide.testing.", {}, "is not a class of tiers"),
         ("kvtide.testing.NoSuchTier", {}, "is not a class of tiers"),
         ("kvtide.testing.VirtualClock", {}, "is not a class of tiers"),
         ("kvtide.tiers.base.Tier", {}, "cannot be built from settings"),
@@ -94,3 +101,62 @@ def test_a_disk_can_be_what_is_held(tmp_path: Path) -> None:
 def test_what_cannot_be_built_is_refused_by_its_name(path: str, options: dict[str, Any], said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         tier_named(path, place(**options))
+
+
+# -- short names, and what is refused before anything is built ---------------------------------------------
+
+
+class Picky(SharedTier):
+    """A shared tier with one option, of which nothing else is there."""
+
+    @classmethod
+    def build(cls, place: TierPlace) -> Self:
+        raise AssertionError("it was built")
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        if unknown := set(options) - {"url"}:
+            raise ConfigError(
+                f"tiers.options.{min(unknown)}", options[min(unknown)], "there is no such option"
+            )
+
+
+PICKY = f"{Picky.__module__}.{Picky.__qualname__}"
+
+
+def test_a_short_name_stands_for_the_path_of_a_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SHORT_NAMES, "memory", "kvtide.testing.MemoryTier")
+    assert tier_class("memory") is tier_class("kvtide.testing.MemoryTier") is MemoryTier
+    assert isinstance(tier_named("memory", place()), MemoryTier)
+
+
+@pytest.mark.parametrize("name", SHORT_NAMES)
+def test_what_a_short_name_needs_is_imported_when_it_is_named_and_said_when_it_is_not_there(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = SHORT_NAMES[name].rpartition(".")[0]
+    monkeypatch.setitem(sys.modules, module, None)  # as if it could not be imported
+    with pytest.raises(ConfigError, match="cannot be imported") as caught:
+        tier_class(name)
+    assert (caught.value.setting, caught.value.value) == ("tiers", SHORT_NAMES[name])
+    assert module in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["kvtide.testing.MemoryTier", "kvtide.tiers.disk.DiskTier"])
+def test_a_private_tier_needs_a_limit(path: str) -> None:
+    with pytest.raises(ConfigError, match="say how many bytes the attic may take, such as 64GiB") as caught:
+        check_tier(path, "the attic", 0, {})
+    assert (caught.value.setting, caught.value.value) == ("tiers.limit", 0)
+    check_tier(path, "the attic", 1, {})
+
+
+def test_a_shared_tier_needs_none_and_its_options_are_looked_at_without_building_it() -> None:
+    check_tier(PICKY, "store", 0, {"url": "x"})
+    with pytest.raises(ConfigError, match="there is no such option") as caught:
+        check_tier(PICKY, "store", 0, {"url": "x", "colour": 1})
+    assert caught.value.setting == "tiers.options.colour"
+
+
+def test_without_a_class_nothing_else_is_looked_at() -> None:
+    with pytest.raises(ConfigError, match="cannot be imported"):
+        check_tier("kvtide.nowhere.Tier", "store", 0, {"colour": 1})

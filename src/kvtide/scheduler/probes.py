@@ -20,9 +20,6 @@ from kvtide.probing import ProbeAnswer, ProbePart, ProbeQuestion, Prober
 from kvtide.scheduler.lookup import readable_tokens
 from kvtide.scheduler.state import RequestOffloadState, SchedulerOffloadConfig
 
-WAIT_S = 0.05
-"""So long a request is held back for answers at most; and not at all for a tier that has been slower."""
-
 
 @dataclass(slots=True, eq=False)
 class OpenQuestion:
@@ -55,12 +52,12 @@ class Probes:
         self, config: SchedulerOffloadConfig, ladder: Ladder, prober: Prober, metrics: MetricsDelta
     ) -> None:
         self._geometry: KVGeometry = config.geometry
+        self._wait_s = config.probe_wait_s
         self._ladder = ladder
         self._prober = prober
         self._metrics = metrics
         self._tiers = [tier for tier in ladder.tiers if isinstance(tier, SharedTierBooks)]
-        private = [tier.index for tier in ladder.tiers if not isinstance(tier, SharedTierBooks)]
-        self._owned = (HOST, *private)
+        self._private = [tier for tier in ladder.tiers if not isinstance(tier, SharedTierBooks)]
         self._open: dict[int, OpenQuestion] = {}
         self._last_id = 0
         self._silent = False
@@ -82,7 +79,8 @@ class Probes:
         run = finest.run(state.request.block_hashes, 0, finest.full_chunks(limit))
         if not run:
             return
-        owned = self._ladder.restore_point(run, self._owned) * finest.tokens_per_chunk
+        nearer = (HOST, *(tier.index for tier in self._private if tier.serves))
+        owned = self._ladder.restore_point(run, nearer) * finest.tokens_per_chunk
         if limit < max(engine_tokens, geometry.restore_point(owned)) + geometry.restore_interval:
             return
         for tier in self._tiers:
@@ -92,11 +90,11 @@ class Probes:
     def awaits(self, state: RequestOffloadState, now_s: float) -> bool:
         """Whether a request should be held back for an answer that is expected soon."""
         questions = [self._open[one] for one in state.below.questions if one in self._open]
-        if not any(self._prober.answer_s(one.tier.index) <= WAIT_S for one in questions):
+        if not any(self._prober.answer_s(one.tier.index) <= self._wait_s for one in questions):
             return False
         if state.below.asked_s is None:
             state.below.asked_s = now_s
-        if now_s < state.below.asked_s + WAIT_S:
+        if now_s < state.below.asked_s + self._wait_s:
             return True
         for one in questions:
             self._metrics.add("tier_probes_late", 1, one.tier.plan.name)
@@ -186,6 +184,8 @@ class Probes:
         if not answer.present or answer.part >= len(question.runs):
             return False
         run = question.runs[answer.part]
+        if not run.start <= answer.start < run.stop:
+            return False
         stop = min(run.stop, answer.start + len(answer.present))
         present = answer.present[: stop - answer.start]
         there = sum(present)

@@ -5,6 +5,7 @@ requests came, within a budget of slots, and stays until the request has read it
 below" into jobs; how long a request waits for them is decided elsewhere.
 """
 
+from collections import Counter
 from collections.abc import Iterable
 
 from kvtide.geometry import GroupGeometry, KVGeometry, chunks_needed
@@ -24,8 +25,9 @@ PIECE_CHUNKS = 16
 PIECE_BYTES = 8 << 20
 """One job brings so much at most: what has come can be used while the rest is late."""
 
-ATTEMPTS = 3
-"""Promotions that are begun for a request that goes on asking: something is wrong with what it wants."""
+ATTEMPTS = 2
+"""Times promotions are begun again for a request that goes on asking, though no more is there than before:
+something is wrong with what it wants."""
 
 
 class Promotions:
@@ -65,6 +67,7 @@ class Promotions:
         self._open: dict[JobId, Promotion] = {}
         self._open_count = self._kept_count = 0  # chunks
         self._cancelled: set[JobId] = set()
+        self._passed_over: dict[str, Counter[str]] = {}  # by request: chunks of tiers, at the last look
         self.slot_bytes = 0
 
     # -- a request's life -----------------------------------------------------------------------
@@ -87,13 +90,16 @@ class Promotions:
 
     def let_go(self, state: RequestOffloadState) -> None:
         """Note a request that has been admitted, or is gone: what was kept for it may leave."""
-        self._waiting.pop(state.request.request_id, None)
+        name = state.request.request_id
+        self._waiting.pop(name, None)
+        for tier, chunk_count in self._passed_over.pop(name, {}).items():
+            self._metrics.add("tier_passed_over_chunks", chunk_count, tier)
         kept = state.below
         for handle in kept.handles:
             self._ladder.host.let_go(handle)
         self._kept_count -= kept.chunk_count
         kept.handles, kept.coming, kept.chunk_count = [], [], 0
-        self._coming.pop(state.request.request_id, None)
+        self._coming.pop(name, None)
         # What has not begun by now has nobody waiting for it.
         self._cancelled |= kept.jobs
         kept.jobs = set()
@@ -156,6 +162,7 @@ class Promotions:
             state.below = Kept()
         self._waiting.clear()
         self._coming.clear()
+        self._passed_over.clear()
         self._kept_count = 0
 
     def check_invariants(self) -> None:
@@ -199,6 +206,7 @@ class Promotions:
 
     def _begin(self, state: RequestOffloadState) -> None:
         """Bring what a request can use and host memory has not got."""
+        self._passed_over.pop(state.request.request_id, None)
         geometry, finest = self._geometry, self._geometry.finest
         limit = readable_tokens(state, geometry)
         run = finest.run(state.request.block_hashes, 0, finest.full_chunks(limit))
@@ -210,16 +218,33 @@ class Promotions:
         if below < above + geometry.restore_interval:
             return
         begun = False
-        for group in geometry.groups:
+        for group, source in self._worth_bringing(state, below):
+            begun |= self._bring(state, group, source)
+        if begun:
+            # Of a shared tier it is told bit by bit what is there: that is no reason to give up.
+            state.below.attempts += below <= state.below.reached_tokens
+            state.below.reached_tokens = max(below, state.below.reached_tokens)
+
+    def _worth_bringing(self, state: RequestOffloadState, below: int) -> list[tuple[GroupGeometry, Source]]:
+        """Choose, of what takes a request to ``below`` tokens, what comes sooner than it is computed."""
+        found: list[tuple[GroupGeometry, Source]] = []
+        passed: Counter[str] = Counter()
+        for group in self._geometry.groups:
             needed = chunks_needed(group, 0, below)
             # The engine may take back the end of a prompt before all has come.
             wanted = group.run(state.request.block_hashes, needed.start, needed.stop).frozen()
             for source in self._ladder.sources(wanted):
                 if self._is_worth(group, source):
-                    begun |= self._bring(state, group, source)
-                elif group.looks_back:
+                    found.append((group, source))
+                    continue
+                passed[self._ladder.tiers[source.tier - 1].plan.name] += len(source.run)
+                if group.looks_back:
                     break
-        state.below.attempts += begun
+        if not passed:
+            return found
+        self._passed_over[state.request.request_id] = passed
+        # With a part of what a point needs beside full attention nothing can be done.
+        return found if all(group.looks_back for group in self._geometry.groups) else []
 
     def _bring(self, state: RequestOffloadState, group: GroupGeometry, source: Source) -> bool:
         """Open jobs for neighbouring chunks; False when there was no room for any."""
@@ -252,10 +277,7 @@ class Promotions:
         """Whether a tier is expected to bring chunks before the engine would have computed them."""
         tier, count = self._ladder.tiers[source.tier - 1], len(source.run)
         compute_s = self._pace.seconds_for(count * group.tokens_per_chunk)
-        if compute_s is None or tier.chunk_read_s * (count + 1) <= compute_s:
-            return True
-        self._metrics.add("tier_passed_over_chunks", count, tier.plan.name)
-        return False
+        return compute_s is None or tier.chunk_read_s * (count + 1) <= compute_s
 
     def engine_tokens(self, state: RequestOffloadState, limit: int) -> int:
         """Estimate what the engine itself holds of a prompt, by looking at a few of its blocks.

@@ -31,6 +31,7 @@ class SchedulerOffloadConfig:
         with_events: Whether anyone listens to KV events.
         lazy: Store what the engine is about to hand out, not what is complete.
         promotion_share: Of host memory, what promotions may take before their requests have read it.
+        probe_wait_s: Longest wait for what shared tiers answer.
         reset_keeps_tiers: What lies below host memory is still right after a reset.
         blocks_per_step: Blocks that the engine hands out in one step at most, loads left aside.
     """
@@ -47,6 +48,7 @@ class SchedulerOffloadConfig:
     lazy: bool = False
     blocks_per_step: int = 0
     promotion_share: float = 0.25
+    probe_wait_s: float = 0.05
     reset_keeps_tiers: bool = False
 
     @property
@@ -113,7 +115,8 @@ class Kept:
         chunk_count: Chunks of both.
         jobs: Open promotions that were begun for it.
         epoch: Of residency, when it was last looked at.
-        attempts: Times promotions were begun.
+        attempts: Times promotions were begun again though no more was there.
+        reached_tokens: Up to where something was there when they were begun.
         sighted: It has been admitted before.
         questions: Asked of shared tiers on its behalf, that have not been answered to their end.
         asked_s: When it was first held back for answers.
@@ -125,6 +128,7 @@ class Kept:
     jobs: set[JobId] = field(default_factory=set)
     epoch: int = -1
     attempts: int = 0
+    reached_tokens: int = 0
     sighted: bool = False
     questions: set[int] = field(default_factory=set)
     asked_s: float | None = None

@@ -32,7 +32,7 @@ def tier_class(path: str) -> type[Tier]:
         )
     try:
         found = getattr(importlib.import_module(module_name), class_name, None)
-    except ImportError as error:
+    except (ImportError, TypeError, ValueError) as error:  # the latter of names such as "..x"
         raise ConfigError("tiers", path, f"cannot be imported: {error}") from None
     if not (isinstance(found, type) and issubclass(found, Tier)):
         raise ConfigError("tiers", path, "is not a class of tiers: derive it from kvtide.tiers.base.Tier")

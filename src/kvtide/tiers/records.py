@@ -94,7 +94,7 @@ class RecordRun:
 
     def names(self) -> list[ChunkName]:
         """Name each chunk, and say where it stands."""
-        parents = (self.parent_hash, *self.hashes[:-1])
+        parents = (self.parent_hash, *self.hashes)[: len(self.hashes)]
         return [
             ChunkName(key, parent, index)
             for index, (key, parent) in enumerate(zip(self.keys(), parents, strict=True), self.start)

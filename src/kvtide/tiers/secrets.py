@@ -7,7 +7,7 @@ written there: the settings name an environment variable or a file that has it.
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import urlsplit
+from urllib.parse import SplitResult, urlsplit
 
 from pydantic import SecretStr
 
@@ -39,7 +39,7 @@ def secret_of(
     if file:
         try:
             value = Path(file).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
+        except (OSError, ValueError) as error:  # as of a name or of bytes that are no text
             raise ConfigError(f"{setting}_file", file, f"cannot be read: {type(error).__name__}") from None
         if not value:
             raise ConfigError(f"{setting}_file", file, "is empty")
@@ -51,11 +51,25 @@ def refuse_secret_in_url(setting: str, url: str) -> str:
     """Hand back a URL that holds no secret.
 
     Raises:
-        ConfigError: It has a password in it, which the message does not repeat.
+        ConfigError: It has a password in it, which the message does not repeat, or is no URL.
     """
-    parts = urlsplit(url)
-    if parts.password or (parts.username and not parts.hostname):
+    # "name:password@host" has no scheme, and must not be taken for one.
+    has_scheme = "://" in url or url.startswith("//")
+    try:
+        parts = urlsplit(url if has_scheme else f"//{url}")
+    except ValueError as error:
+        raise ConfigError(
+            setting, "…", f"is no URL: {type(error).__name__}; give scheme://host:port"
+        ) from None
+    if parts.password or (parts.username and not parts.hostname) or _is_cut_short(parts):
         raise ConfigError(
             setting, f"{parts.scheme}://…", "holds a password, and vLLM logs its settings: give password_env"
         )
     return url
+
+
+def _is_cut_short(parts: SplitResult) -> bool:
+    """Whether a password with a "/", "?" or "#" was taken for the end of a host: ``name:pass/word@host``."""
+    rest = f"{parts.path}{parts.query}{parts.fragment}"
+    port = parts.netloc.rpartition(":")[2]
+    return ":" in parts.netloc and "@" in rest and not port.isdecimal() and not port.endswith("]")

@@ -100,7 +100,7 @@ def made(tier: Tier, call: Call, name: str, deadline_s: float) -> CallEnd:
             tier.begin_generation(call.trusted)
         elif call.kind is Kind.DISCARD:
             tier.discard(call.keys)
-        elif count == 1 and tier.run_chunks(call.waiting[0].part.payload.nbytes) == 1:
+        elif count == 1 and run_chunks_of(tier, call.waiting[0].part.payload.nbytes, name) <= 1:
             return CallEnd.of_parts([_made_alone(tier, call, deadline_s)])
         elif count:
             return CallEnd.of_parts(_made_together(tier, call, name, deadline_s))
@@ -147,6 +147,15 @@ def _named(error: Exception, name: str) -> str:
         return type(error).__name__
     logger.error("%s: a call failed in a way that no tier may", name, exc_info=error)
     return "Exception"
+
+
+def run_chunks_of(tier: Tier, payload_bytes: int, name: str) -> int:
+    """Ask a tier how many neighbours it is best handed in one call; one where it cannot say."""
+    try:
+        return int(tier.run_chunks(payload_bytes))
+    except Exception:  # as above
+        logger.exception("%s: it cannot say how many chunks it wants in one call", name)
+        return 1
 
 
 def sizes_of(tier: Tier, name: str) -> tuple[int, int] | None:

@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from kvtide.errors import ConfigError, TierError
+from kvtide.errors import ConfigError, NodeUnavailableError, TierError
 from kvtide.probing import ProbeAnswer, ProbePart, ProbeQuestion, Prober
 from kvtide.tiers.breaker import Breaker, BreakerState
 from kvtide.tiers.records import RecordRun
@@ -39,7 +39,8 @@ class TierProber:
 
     Args:
         name: Of the tier.
-        make: Builds the tier; called by the thread, and again until it does.
+        make: Builds the tier; called by the thread, and again until it does. What it built is opened by the
+            thread, too, and that again until it is open.
         clock: Seconds.
     """
 
@@ -54,6 +55,7 @@ class TierProber:
         self._questions: deque[tuple[ProbeQuestion, float]] = deque()
         self._answers: deque[ProbeAnswer] = deque()
         self._forgotten: set[int] = set()
+        self._asking: ProbeQuestion | None = None  # whose last answer the thread owes
         self._call_began_s: float | None = None
         self._mean_s = 0.0
         self._opened = self._closing = False
@@ -70,14 +72,16 @@ class TierProber:
                 return
             self._questions.append((question, self._clock()))
             if len(self._questions) > QUESTIONS_LIMIT:
-                self._answers.append(_nothing_more(self._questions.popleft()[0]))
+                self._drop_first()
             self._changed.notify()
 
     def take(self) -> list[ProbeAnswer]:
         """See ``Prober``."""
-        if not self._answers:
+        if not (self._answers or self._questions or self._asking):
             return []
         with self._changed:
+            if not self._can_answer:
+                self._give_up()
             answers, self._answers = list(self._answers), deque()
         return answers
 
@@ -89,7 +93,8 @@ class TierProber:
 
     def answer_s(self) -> float:
         """Say after how many seconds an answer is to be expected; infinite when none is."""
-        return self._mean_s if self._can_answer else math.inf
+        with self._changed:
+            return self._mean_s if self._can_answer else math.inf
 
     def close(self, patience_s: float = 1.0) -> None:
         """End; the tier is closed by its thread, when that comes back."""
@@ -98,6 +103,8 @@ class TierProber:
             self._changed.notify()
         self._thread.join(patience_s)
 
+    # -- what cannot be asked; the lock is held -----------------------------------------------------
+
     @property
     def _can_answer(self) -> bool:
         if not self._opened or self._closing:
@@ -105,6 +112,19 @@ class TierProber:
         began_s, now_s = self._call_began_s, self._clock()
         stuck = began_s is not None and now_s > began_s + DEADLINE_S
         return not stuck and self._breaker.state(now_s) is not BreakerState.OPEN
+
+    def _give_up(self) -> None:
+        """Answer by nothing: a call that does not return keeps nobody waiting."""
+        while self._questions:
+            self._drop_first()
+        if self._asking is not None:
+            self._answers.append(_nothing_more(self._asking))
+            self._asking = None
+
+    def _drop_first(self) -> None:
+        question, _ = self._questions.popleft()
+        self._forgotten.discard(question.question_id)
+        self._answers.append(_nothing_more(question))
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -119,15 +139,19 @@ class TierProber:
             self._answer(tier, question)
             took_s = self._clock() - asked_s
             with self._changed:
-                self._answers.append(_nothing_more(question))
+                if self._asking is question:
+                    self._asking = None
+                    self._answers.append(_nothing_more(question))
                 self._mean_s += WEIGHT * (took_s - self._mean_s)
         tier.close()
 
     def _open(self) -> SharedTier | None:
         rest_s, told = FIRST_REST_S, False
+        tier: SharedTier | None = None
         while True:
             try:
-                tier = self._make()
+                if tier is None:
+                    tier = self._make()
                 tier.open()
                 return tier
             except Exception as error:  # of a tier that others wrote: serving goes on without it
@@ -136,8 +160,11 @@ class TierProber:
                     logger.warning("%s cannot be asked: %s", self._name, error, exc_info=unforeseen)
                 told = True
             with self._changed:
-                if self._changed.wait_for(lambda: self._closing, rest_s):
-                    return None
+                closing = self._changed.wait_for(lambda: self._closing, rest_s)
+            if closing:
+                if tier is not None:
+                    tier.close()
+                return None
             rest_s = min(2 * rest_s, LONGEST_REST_S)
 
     def _next(self) -> tuple[ProbeQuestion, float] | None:
@@ -146,12 +173,13 @@ class TierProber:
                 if self._closing:
                     return None
                 while self._questions:
-                    question, asked_s = self._questions.popleft()
-                    if question.question_id in self._forgotten:
-                        self._forgotten.discard(question.question_id)
-                    elif self._breaker.allows(self._clock()):
+                    question, asked_s = self._questions[0]
+                    wanted = question.question_id not in self._forgotten
+                    if wanted and self._breaker.allows(self._clock()):
+                        self._questions.popleft()
+                        self._asking = question
                         return question, asked_s
-                    self._answers.append(_nothing_more(question))
+                    self._drop_first()
                 self._changed.wait()
 
     def _answer(self, tier: SharedTier, question: ProbeQuestion) -> None:
@@ -164,6 +192,8 @@ class TierProber:
                 if present is None:
                     return
                 with self._changed:
+                    if self._closing or self._asking is not question:
+                        return
                     self._answers.append(ProbeAnswer(question.question_id, index, batch.start, present))
                 in_a_row = present.index(False) if False in present else len(present)
                 reached = batch.start + in_a_row
@@ -177,13 +207,18 @@ class TierProber:
         self._call_began_s = self._clock()
         try:
             present = [bool(one) for one in tier.find(batch, DEADLINE_S)]
+            if len(present) != len(batch):
+                raise RuntimeError(f"{len(batch)} chunks were asked for, {len(present)} answers came")
+        except NodeUnavailableError:  # the others go on: nothing against the tier
+            self._call_began_s = None
+            return None
         except Exception as error:  # as above
             if not isinstance(error, TierError):
                 logger.exception("%s: a question failed in a way that no tier may", self._name)
             self._note_end(False)
             return None
         self._note_end(True)
-        return present if len(present) == len(batch) else None
+        return present
 
     def _note_end(self, went_well: bool) -> None:
         now_s = self._clock()

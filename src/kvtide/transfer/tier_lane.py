@@ -29,7 +29,7 @@ from kvtide.transfer.lane import (
     TierPart,
     TierState,
 )
-from kvtide.transfer.lane_calls import NODE, Call, CallEnd, Kind, made, sizes_of
+from kvtide.transfer.lane_calls import NODE, Call, CallEnd, Kind, made, run_chunks_of, sizes_of
 from kvtide.transfer.lane_jobs import JobBooks, LaneJob
 from kvtide.transfer.lane_survey import Survey
 from kvtide.transfer.read_pace import ReadPace
@@ -280,7 +280,7 @@ class TierLane(Lane):
                 waiting = queue.popleft()
                 refusal = self._refusal_of(waiting.job, now_s)
                 if refusal is None:
-                    most = self._tier.run_chunks(waiting.part.payload.nbytes)
+                    most = run_chunks_of(self._tier, waiting.part.payload.nbytes, self.name)
                     return Call(kind, now_s, self._books.neighbours(waiting, most))
                 self._books.note(waiting, PartFate.FAILED, refusal)
         if now_s >= self._sizes_due_s and not self._under_way(Kind.SIZES):
