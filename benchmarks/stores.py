@@ -53,7 +53,7 @@ def judge(samples: Sequence[Sample]) -> Verdict:
             (kind, size, what): _rounds(taken, (kind, size, what))
             for kind in kinds
             for size in RECORD_BYTES
-            for what in DIRECTIONS
+            for what in WORK[kind].directions
         }
         quiet = {row: undisturbed(every, QUIET_CORES) for row, every in found.items()}
         used = {row: quiet[row] if len(quiet[row]) >= MIN_ROUNDS else found[row] for row in found}
@@ -169,7 +169,7 @@ def measure(bench: Bench) -> list[Sample]:
     for kind, work in WORK.items():
         if kind == FILES and not any(one["kind"] == RADOSGW and "absent" in one for one in samples):
             continue
-        samples += in_child(
+        found = in_child(
             "benchmarks.storage.stores_child:measure_store",
             (
                 kind,
@@ -183,4 +183,5 @@ def measure(bench: Bench) -> list[Sample]:
             lambda text: bench.progress(text, min(next(done), steps), steps),
             LIMIT_S,
         )
+        samples += [one for one in found if "absent" in one or one["what"] in work.directions]
     return samples

@@ -37,6 +37,9 @@ class Client(ABC):
             RuntimeError: It was not done.
         """
 
+    def rest(self) -> None:  # noqa: B027
+        """Between put and get, of either arm; not timed."""
+
     @abstractmethod
     def get(self, keys: Sequence[str], slots: Sequence[memoryview]) -> None:
         """Get records, each of the length of its slot.
@@ -63,11 +66,12 @@ class FolderClient(Client):
     Args:
         folder: Of its own; made.
         tier_folder: Of the tier.
+        cached: Whether what was put may be got from the page cache.
     """
 
-    def __init__(self, folder: Path, tier_folder: Path) -> None:
+    def __init__(self, folder: Path, tier_folder: Path, cached: bool) -> None:
         folder.mkdir(parents=True)
-        self._folder, self._tier_folder = folder, tier_folder
+        self._folder, self._tier_folder, self._cached = folder, tier_folder, cached
 
     def put(self, keys: Sequence[str], records: Sequence[memoryview]) -> None:
         for key, record in zip(keys, records, strict=True):
@@ -83,10 +87,20 @@ class FolderClient(Client):
             os.close(descriptor)
             _demand(moved, slot.nbytes)
 
+    def rest(self) -> None:
+        for path in () if self._cached else self._records():
+            descriptor = os.open(path, os.O_RDONLY)
+            os.fsync(descriptor)  # the cache forgets nothing that the disk has not
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            os.close(descriptor)
+
     def clear(self) -> None:
         # The tier's folders stay: where there are many records they stand long before.
-        for path in (*self._folder.iterdir(), *self._tier_folder.glob("kv*/**/*.*of*")):
+        for path in self._records():
             path.unlink()
+
+    def _records(self) -> list[Path]:
+        return [*self._folder.iterdir(), *self._tier_folder.glob("kv*/**/*.*of*")]
 
 
 class RedisClient(Client):

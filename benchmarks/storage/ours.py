@@ -50,13 +50,16 @@ class OurLane:
         tier: Owned from now on.
         name: Of it.
         settings: Of the lane.
+        poll_s: Between looks whether a job has ended; each takes the lane's lock, as an engine's does, once
+            in a step of many milliseconds.
 
     Raises:
         RuntimeError: The tier did not open.
     """
 
-    def __init__(self, tier: Tier, name: str, settings: LaneSettings) -> None:
+    def __init__(self, tier: Tier, name: str, settings: LaneSettings, poll_s: float = POLL_S) -> None:
         self._lane = TierLane(tier, name, settings)
+        self._poll_s = poll_s
         self._job_count = 0
         give_up_s = time.monotonic() + CALL_LIMIT_S
         while not self._lane.state().opened:
@@ -86,7 +89,7 @@ class OurLane:
         while not (ended := self._lane.poll()):
             if time.monotonic() > give_up_s:
                 raise RuntimeError(f"no answer of the lane within {CALL_LIMIT_S:.0f} s")
-            time.sleep(POLL_S)
+            time.sleep(self._poll_s)
         if any(fate != PartFate.DONE for fate in ended[0].fates):
             raise RuntimeError(f"chunks failed: {dict(ended[0].trouble)}")
         return ended[0]

@@ -14,6 +14,8 @@ RECORD_BYTES = (MIB, 4 * MIB)
 THREADS = 4
 
 DIRECTORY, VALKEY, MOONCAKE = "directory", "valkey", "mooncake"
+UNCACHED = "directory, not cached"
+"""What others wrote is not in this machine's page cache; what it reads or wrote itself is, for a while."""
 RADOSGW = "objects, radosgw"
 FILES = "objects, files"
 """obstore's own store of files, whose reads are at the speed of memory: shown where there is no radosgw."""
@@ -29,17 +31,20 @@ class Work:
         byte_count: Put, and got, by an arm in a round.
         rounds: How many.
         has_bar: Whether it is judged.
+        directions: What of it is kept.
     """
 
     byte_count: int
     rounds: int
     has_bar: bool = True
+    directions: tuple[str, ...] = DIRECTIONS
 
 
 WORK = {
     DIRECTORY: Work(512 * MIB, 9),
-    VALKEY: Work(512 * MIB, 9),
-    MOONCAKE: Work(512 * MIB, 9),
+    UNCACHED: Work(256 * MIB, 9, directions=(GET,)),
+    VALKEY: Work(256 * MIB, 9),
+    MOONCAKE: Work(256 * MIB, 9),
     RADOSGW: Work(64 * MIB, 9),
     FILES: Work(256 * MIB, 7, has_bar=False),
     MOTO: Work(32 * MIB, 3, has_bar=False),

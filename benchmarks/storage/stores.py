@@ -10,11 +10,12 @@ import subprocess
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from benchmarks.storage.clients import Client, FolderClient, MooncakeStoreClient, ObstoreClient, RedisClient
-from benchmarks.storage.store_names import DIRECTORY, FILES, MOONCAKE, MOTO, RADOSGW, VALKEY
+from benchmarks.storage.store_names import DIRECTORY, FILES, MOONCAKE, MOTO, RADOSGW, UNCACHED, VALKEY
 from kvtide.testing.servers.s3 import S3Server, missing_for_radosgw, moto_server, radosgw_server
 
 KEY, SECRET = "KVTIDE_BENCH_KEY", "KVTIDE_BENCH_SECRET"
@@ -54,11 +55,11 @@ class Store:
 
 
 @contextmanager
-def directory(folder: Path) -> Iterator[Store]:
-    """A folder, read and written through the page cache by both."""
+def directory(folder: Path, cached: bool = True) -> Iterator[Store]:
+    """A folder, read and written through the page cache, which is emptied between the two if not ``cached``."""
     tier_folder = folder / "tier"
     yield Store(
-        FolderClient(folder / "plain", tier_folder),
+        FolderClient(folder / "plain", tier_folder, cached),
         "directory",
         {"path": str(tier_folder)},
         DIRECTORY_LIMIT_BYTES,
@@ -127,6 +128,7 @@ def mooncake(folder: Path) -> Iterator[Store]:
 
 STORES: Mapping[str, Callable[[Path], AbstractContextManager[Store]]] = {
     DIRECTORY: directory,
+    UNCACHED: partial(directory, cached=False),
     VALKEY: valkey,
     MOONCAKE: mooncake,
     RADOSGW: radosgw,

@@ -28,6 +28,7 @@ from kvtide.transfer.tier_lane import LaneSettings
 
 WAIT_LIMIT_S = 3.0  # for quiet, before each store
 CALL_LIMIT_S = 20.0
+POLL_S = 0.002  # a hundredth of a sample at most
 
 
 def measure_store(
@@ -95,7 +96,7 @@ class Lanes:
 
     def _lane(self, name: str) -> OurLane:
         place = TierPlace(IDENTITY, 0, self._store.limit_bytes, self._store.options, name)
-        lane = OurLane(tier_named(self._store.tier_class, place), name, self._settings)
+        lane = OurLane(tier_named(self._store.tier_class, place), name, self._settings, POLL_S)
         self._open.append(lane)
         return lane
 
@@ -123,6 +124,7 @@ def _turns(
             else:
                 turn = _plain_turn(client, pages, thread_count, index)
             put = timed(turn.put, len(pages.view))
+            client.rest()
             pages.blank()
             got = timed(turn.get, len(pages.view))
             turn.fill()
