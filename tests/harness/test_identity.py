@@ -37,6 +37,8 @@ class Served:
             tensor_parallel_size=1, pipeline_parallel_size=1, decode_context_parallel_size=1
         )
         self.layout, self.geometry, self.speculative = "LBHNC", geometry_of(), None
+        self.device = SimpleNamespace(device_type="cpu")
+        self.attention = SimpleNamespace(backend=None)
 
     def fingerprint(self) -> Any:
         config = SimpleNamespace(
@@ -44,6 +46,8 @@ class Served:
             cache_config=self.cache,
             parallel_config=self.parallel,
             speculative_config=self.speculative,
+            device_config=self.device,
+            attention_config=self.attention,
         )
         return fingerprint_of(config, SimpleNamespace(kv_cache_layout=self.layout), self.geometry)
 
@@ -73,6 +77,8 @@ CHANGES: dict[str, tuple[Callable[[Served], object], list[str]]] = {
     "dtype": (lambda one: setattr(one.model, "dtype", "torch.float16"), ["dtype"]),
     "quantisation": (lambda one: setattr(one.model, "quantization", "awq"), ["quantization"]),
     "layout": (lambda one: setattr(one, "layout", "BLHNC"), ["layout"]),
+    "another device": (lambda one: setattr(one.device, "device_type", "cuda"), ["attention"]),
+    "another backend of attention": (lambda one: setattr(one.attention, "backend", "TRITON"), ["attention"]),
     "larger chunks": (lambda one: setattr(one, "geometry", geometry_of(2)), ["groups"]),
     "larger blocks": (lambda one: setattr(one, "geometry", geometry_of(1, 32)), ["groups", "hashes"]),
     "another hash": (lambda one: setattr(one.cache, "prefix_caching_hash_algo", "sha256_cbor"), ["hashes"]),

@@ -70,6 +70,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
                 "endpoint": bucket.endpoint,
                 "region": "us-east-1",
                 "allow_http": True,
+                "timeout_s": 30.0,
                 "access_key_id_env": "KV_ACCESS_KEY",
                 "secret_access_key_env": "KV_SECRET_KEY",
             },

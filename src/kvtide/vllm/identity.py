@@ -45,6 +45,11 @@ def fingerprint_of(
             "format": FORMAT_VERSION,
             **model_parts(vllm_config),
             "layout": str(kv_cache_config.kv_cache_layout),
+            # How a backend of attention arranges the bytes within a block, vLLM does not say.
+            "attention": [
+                vllm_config.device_config.device_type,
+                str(vllm_config.attention_config.backend),
+            ],
             "ranks": {
                 "tensor": parallel.tensor_parallel_size,
                 "pipeline": parallel.pipeline_parallel_size,
