@@ -56,7 +56,7 @@ class Store:
 
 @contextmanager
 def directory(folder: Path, cached: bool = True) -> Iterator[Store]:
-    """A folder, read and written through the page cache, which is emptied between the two if not ``cached``."""
+    """A folder, through the page cache, which is emptied between put and get if not ``cached``."""
     tier_folder = folder / "tier"
     yield Store(
         FolderClient(folder / "plain", tier_folder, cached),
