@@ -84,7 +84,7 @@ def _check(samples: Sequence[Sample]) -> None:
             raise UnfitError(f"{where}: {sample['wrong_chunks']} records were not what had been put")
         if sample["threads"] != THREADS:
             raise UnfitError(f"{where}: {sample['threads']} threads; the bar is about {THREADS}")
-        if sample["byte_count"] != WORK[sample["kind"]].byte_count:
+        if sample["byte_count"] != WORK[sample["kind"]].moved_bytes(sample["what"]):
             raise UnfitError(f"{where}: {sample['byte_count']} bytes are another amount of work")
 
 
@@ -178,6 +178,7 @@ def measure(bench: Bench) -> list[Sample]:
                 RECORD_BYTES,
                 work.byte_count,
                 work.rounds,
+                work.gets,
             ),
             bench.folder / "stores.log",
             lambda text: bench.progress(text, min(next(done), steps), steps),

@@ -32,16 +32,22 @@ class Work:
         rounds: How many.
         has_bar: Whether it is judged.
         directions: What of it is kept.
+        gets: How often in a sample: neighbours cannot be seen within a few hundredths of a second.
     """
 
     byte_count: int
     rounds: int
     has_bar: bool = True
     directions: tuple[str, ...] = DIRECTIONS
+    gets: int = 1
+
+    def moved_bytes(self, what: str) -> int:
+        """Of one sample."""
+        return self.byte_count * (self.gets if what == GET else 1)
 
 
 WORK = {
-    DIRECTORY: Work(512 * MIB, 9),
+    DIRECTORY: Work(512 * MIB, 9, gets=4),
     UNCACHED: Work(256 * MIB, 9, directions=(GET,)),
     VALKEY: Work(256 * MIB, 9),
     MOONCAKE: Work(256 * MIB, 9),

@@ -8,6 +8,7 @@ clocks; what an arm does is in the files beside this one.
 import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,7 @@ def measure_store(
     record_bytes: Sequence[int],
     byte_count: int,
     count: int,
+    gets: int = 1,
 ) -> list[dict[str, Any]]:
     """Take all samples of one kind of store; leaves nothing in ``folder``.
 
@@ -50,6 +52,7 @@ def measure_store(
         record_bytes: Sizes of records.
         byte_count: Put, and got, by an arm in a round.
         count: Rounds, after one that does not count.
+        gets: How often an arm gets it all, in one sample.
 
     Returns:
         Samples; a single one that says why, where there is no such store.
@@ -63,7 +66,8 @@ def measure_store(
         with STORES[kind](place) as store, Lanes(store, thread_count, byte_count) as lanes:
             wait_quiet(WAIT_LIMIT_S)
             for size in record_bytes:
-                found = _turns(tell, kind, store.client, lanes, Pages(byte_count, size), thread_count, count)
+                pages = Pages(byte_count, size)
+                found = _turns(tell, kind, store.client, lanes, pages, thread_count, count, gets)
                 common = {"kind": kind, "record_bytes": size, "threads": thread_count}
                 samples += [common | sample for sample in found]
     except AbsentError as error:
@@ -111,7 +115,14 @@ class Turn:
 
 
 def _turns(
-    tell: Tell, kind: str, client: Client, lanes: Lanes, pages: Pages, thread_count: int, count: int
+    tell: Tell,
+    kind: str,
+    client: Client,
+    lanes: Lanes,
+    pages: Pages,
+    thread_count: int,
+    count: int,
+    gets: int,
 ) -> list[dict[str, Any]]:
     samples: list[dict[str, Any]] = []
     pages.fill()
@@ -126,7 +137,7 @@ def _turns(
             put = timed(turn.put, len(pages.view))
             client.rest()
             pages.blank()
-            got = timed(turn.get, len(pages.view))
+            got = timed(partial(_repeat, turn.get, gets), gets * len(pages.view))
             turn.fill()
             got["wrong_chunks"] = pages.wrong_chunks()
             client.clear()
@@ -140,6 +151,11 @@ def _turns(
     client.let_go(pages)
     pages.close()
     return samples
+
+
+def _repeat(call: Callable[[], object], count: int) -> None:
+    for _ in range(count):
+        call()
 
 
 def _our_turn(lanes: Lanes, pages: Pages, index: int) -> Turn:

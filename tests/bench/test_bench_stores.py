@@ -59,7 +59,7 @@ def one_sample(kind: str, size: int, what: str, index: int, arm: str, slowdown: 
         "wall_s": 0.3 * NOISE[index % len(NOISE)] * (slowdown if arm == OURS else 1.0),
         "cpu_s": 0.1,
         "all_cpu_s": 0.2,
-        "byte_count": WORK[kind].byte_count,
+        "byte_count": WORK[kind].moved_bytes(what),
         "others_cores": 0.02,
         "stolen_cores": 0.0,
         **got,
@@ -211,7 +211,9 @@ def test_every_number_is_worked_on_once_and_trouble_is_told() -> None:
 def test_both_arms_move_the_bytes_they_are_asked_to(tmp_path: Path, kind: str) -> None:
     told: list[str] = []
     folder = tmp_path / "stores"
-    samples = stores_child.measure_store(told.append, kind, str(folder), 2, (SMALL, 2 * SMALL), 8 * SMALL, 2)
+    samples = stores_child.measure_store(
+        told.append, kind, str(folder), 2, (SMALL, 2 * SMALL), 8 * SMALL, 2, gets=3
+    )
     assert [(one["record_bytes"], one["round"], one["arm"], one["what"]) for one in samples] == [
         (size, index, arm, what)
         for size in (SMALL, 2 * SMALL)
@@ -220,7 +222,7 @@ def test_both_arms_move_the_bytes_they_are_asked_to(tmp_path: Path, kind: str) -
         for what in DIRECTIONS
     ]
     assert [one["wrong_chunks"] for one in samples if one["what"] == GET] == [0] * 8
-    assert {one["byte_count"] for one in samples} == {8 * SMALL}
+    assert {(one["what"], one["byte_count"]) for one in samples} == {(PUT, 8 * SMALL), (GET, 24 * SMALL)}
     assert len(told) == 7
     assert not folder.exists()
 
