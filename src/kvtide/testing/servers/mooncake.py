@@ -126,4 +126,4 @@ def _package() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "MC_TCP_PROGRESS_TIMEOUT_SEC": "2", "MC_TCP_STATUS_TIMEOUT_SEC": "2"}
+    return {"MC_TCP_PROGRESS_TIMEOUT_SEC": "2", "MC_TCP_STATUS_TIMEOUT_SEC": "2", **os.environ}
