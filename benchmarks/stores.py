@@ -57,7 +57,7 @@ def judge(samples: Sequence[Sample]) -> Verdict:
         }
         quiet = {row: undisturbed(every, QUIET_CORES) for row, every in found.items()}
         used = {row: quiet[row] if len(quiet[row]) >= MIN_ROUNDS else found[row] for row in found}
-        bars = tuple(_bar(row, rounds) for row, rounds in used.items() if WORK[row[0]].has_bar)
+        bars = tuple(_bar(row, rounds) for row, rounds in used.items() if row[2] in WORK[row[0]].judged)
         notes = [f"NOT MEASURED: {kind}: {why}" for kind, why in absent.items()]
         notes += [_quiet_note(found, quiet), *(_note(row, rounds) for row, rounds in used.items())]
         plots = tuple(_plot(what, used) for what in DIRECTIONS)
@@ -72,7 +72,7 @@ def _kinds(taken: Sequence[Sample], absent: dict[str, str]) -> list[str]:
     due = set(WORK) - set(absent) - (set() if RADOSGW in absent else {FILES})
     if there != due:
         raise UnfitError(f"samples of {', '.join(sorted(there ^ due))}: lost, or too many")
-    if not any(WORK[kind].has_bar for kind in there):
+    if not any(WORK[kind].judged for kind in there):
         raise UnfitError("no store could be measured")
     return [kind for kind in WORK if kind in there]
 
@@ -110,7 +110,7 @@ def _bar(row: Row, rounds: Rounds) -> Bar:
 
 
 def _quiet_note(found: dict[Row, Rounds], quiet: dict[Row, Rounds]) -> str:
-    judged = [row for row in found if WORK[row[0]].has_bar]
+    judged = [row for row in found if row[2] in WORK[row[0]].judged]
     loud = [f"{_name(row)} ({len(quiet[row])})" for row in judged if len(quiet[row]) < MIN_ROUNDS]
     if not loud:
         return f"of each row that has a bar {MIN_ROUNDS} rounds or more were undisturbed, and these count"
@@ -138,7 +138,7 @@ def _note(row: Row, rounds: Rounds) -> str:
     speeds, cpu = (
         " and ".join(f"{figure(rounds, arm):.2f}" for arm in ARMS) for figure in (_speed, _cpu_s_per_gib)
     )
-    shown = "" if WORK[row[0]].has_bar else " (no bar)"
+    shown = "" if row[2] in WORK[row[0]].judged else " (no bar)"
     return (
         f"{_name(row)}{shown}: {ratio_of_medians(plain, ours):.3f} ({low:.3f} to {high:.3f} in 95 % of"
         f" resamples); GB/s {speeds}; CPU s/GiB, the server's included, {cpu}; {len(rounds)} rounds"
