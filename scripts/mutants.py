@@ -64,6 +64,7 @@ class Mutant:
         line: The whole line, without its indentation; it stands in the file exactly once.
         replacement: What stands there instead, at the same indentation.
         breaks: What goes wrong by it.
+        tiers: Walks against it have such ones below host memory, chance or not; see ``--tiers`` of ``sim``.
     """
 
     name: str
@@ -72,6 +73,7 @@ class Mutant:
     line: str
     replacement: str
     breaks: str
+    tiers: str = ""
 
     def applied(self, text: str) -> str:
         """Break a file's text.
@@ -781,6 +783,205 @@ MUTANTS = (
         "if self._with_events and (names := self._catalog.names(self.index)[1:]):",
         "a router believes that a reset left something below",
     ),
+    # A tier that others use too: what it says is a hint, and what is in it is not ours alone.
+    Mutant(
+        "held-back-for-ever",
+        "F7",
+        "scheduler/probes.py",
+        "if now_s < state.below.asked_s + self._wait_s:",
+        "if now_s < state.below.asked_s + 40 * self._wait_s:",
+        "a request waits two seconds for a store that does not answer",
+        "shared",
+    ),
+    Mutant(
+        "held-back-for-the-slow",
+        "F7",
+        "scheduler/probes.py",
+        "if not any(self._prober.answer_s(one.tier.index) <= self._wait_s for one in questions):",
+        "if not questions:",
+        "every request waits for a store that is known to be slow",
+        "shared",
+    ),
+    Mutant(
+        "answers-in-the-wrong-place",
+        "F3",
+        "scheduler/probes.py",
+        "return question.tier.note_presence(run.between(answer.start, stop), present, question.visit)",
+        "return question.tier.note_presence(run.between(run.start, run.start + there), present[:there], 0)",
+        "what a store says of later chunks is taken for earlier ones",
+        "shared",
+    ),
+    Mutant(
+        "asked-after-a-reset",
+        "F8",
+        "scheduler/probes.py",
+        "self._silent = self._silent or not keeps",
+        "self._silent = False",
+        "a server with other weights in memory goes by what is there of the old ones",
+        "shared",
+    ),
+    Mutant(
+        "questions-never-end",
+        "F10",
+        "scheduler/probes.py",
+        "if answer.last:",
+        "if answer.last and answer.present:",
+        "questions that were answered are remembered for ever",
+        "shared",
+    ),
+    Mutant(
+        "absent-stays-in-the-books",
+        "F5",
+        "manager/shared.py",
+        "super().lose(run, run.start + at)",
+        "pass",
+        "what a store says not to have is read again and again",
+        "shared",
+    ),
+    Mutant(
+        "present-not-taken-in",
+        "F4",
+        "manager/shared.py",
+        "changed |= bool(self.found(run.between(run.start + start, run.start + stop), visit))",
+        "changed |= start > stop",
+        "a shared tier is only ever written: nobody finds what others wrote",
+        "shared",
+    ),
+    Mutant(
+        "refuted-believed-again",
+        "F4",
+        "manager/shared.py",
+        "there &= [not self.is_refuted(key) for key in run]",
+        "there &= True",
+        "a chunk of which one rank's part is missing is promised, missed and never put right",
+        "shared",
+    ),
+    Mutant(
+        "hints-never-stale",
+        "F5",
+        "manager/shared.py",
+        "sure = places >= TICKETS + self.now_s - CONFIRMED_FOR_S",
+        "sure = places >= 0",
+        "what a store said once is taken to be so for ever",
+        "shared",
+    ),
+    Mutant(
+        "shared-tier-emptied",
+        "F9",
+        "manager/shared.py",
+        '"""Leave it where it is: others may want it, and the store has rules of its own."""',
+        "super()._discard(keys)",
+        "what leaves our books is deleted for everybody",
+        "shared",
+    ),
+    Mutant(
+        "arrives-at-an-old-time",
+        "F5",
+        "scheduler/lower_tiers.py",
+        "if now_s is not None:",
+        "if now_s is not None and now_s < 0:",
+        "after an idle hour an answer of an hour ago is taken for a new one",
+        "shared",
+    ),
+    Mutant(
+        "public-after-a-reset",
+        "F8",
+        "tiers/shared.py",
+        "self.generation = xxhash.xxh3_64_intdigest(life) | DOUBTFUL",
+        "self.generation = 0",
+        "what other weights computed is served to everybody, and what the old ones did to us",
+        "shared",
+    ),
+    Mutant(
+        "resets-share-a-name",
+        "F8",
+        "tiers/shared.py",
+        "self._reset_count += 1",
+        "self._reset_count = 1",
+        "after a second reset what was computed before it is served",
+        "shared",
+    ),
+    Mutant(
+        "life-not-in-the-name",
+        "F8",
+        "tiers/shared.py",
+        'life = f"{self._instance}/{self._reset_count}".encode()',
+        'life = f"{self._reset_count}".encode()',
+        "servers that were reset read one another's records",
+        "shared",
+    ),
+    Mutant(
+        "earlier-life-served",
+        "F8",
+        "tiers/shared.py",
+        "if self.is_apart and read.written_at_s < self._began_s - CLOCK_STEP_S:",
+        "if self.is_apart and read.written_at_s < 0:",
+        "what an earlier life of this server computed with other weights is served",
+        "shared",
+    ),
+    Mutant(
+        "every-replica-writes",
+        "F9",
+        "spec_tiers.py",
+        "writes = tuple(writer == rank and not reads_only for writer in writers_of(identity.shards, rank))",
+        "writes = (not reads_only,)",
+        "what ranks have alike is written by each of them",
+        "shared",
+    ),
+    Mutant(
+        "lead-too-short",
+        "F3",
+        "jobs.py",
+        "lead = tuple(run.between(run.start - run.start % LEAD_ALIGNMENT, run.start).hashes())",
+        "lead = tuple(run.between(run.start - run.start % (LEAD_ALIGNMENT // 2), run.start).hashes())",
+        "a tier that packs neighbours together looks for them in the wrong place",
+        "shared",
+    ),
+    Mutant(
+        "lead-of-a-call-too-long",
+        "F3",
+        "tiers/records.py",
+        "lead = before[max(0, len(before) - start % LEAD_ALIGNMENT) :]",
+        "lead = before",
+        "the second call of a job is told of other neighbours than the first",
+        "shared",
+    ),
+    Mutant(
+        "fates-of-a-call-shifted",
+        "F5",
+        "transfer/lane_calls.py",
+        "parts.append((PartFate.DONE, None) if end else (PartFate.GONE, MISS))",
+        "parts.insert(0, (PartFate.DONE, None) if end else (PartFate.GONE, MISS))",
+        "in a call of several chunks a miss is taken for a hit",
+        "shared",
+    ),
+    Mutant(
+        "call-of-a-job-begins-anew",
+        "F3",
+        "transfer/lane_calls.py",
+        "return job.between(start + first.index, start + first.index + len(parts))",
+        "return job.between(start, start + len(parts))",
+        "the second call of a job reads the chunks of the first",
+        "shared",
+    ),
+    Mutant(
+        "batches-leave-one-out",
+        "F3",
+        "transfer/prober.py",
+        "at, size = at + size, min(2 * size, MOST_KEYS)",
+        "at, size = at + size + 1, min(2 * size, MOST_KEYS)",
+        "one chunk in every batch is never asked for, and what follows it never found",
+        "shared",
+    ),
+    Mutant(
+        "names-without-limit",
+        "F7",
+        "transfer/tier_hops.py",
+        "return (seat.names_limit or 0) * max(seat.record_bytes)",
+        "return 1 << 50",
+        "the books of a shared tier grow without end",
+        "shared",
+    ),
 )
 
 
@@ -809,8 +1010,9 @@ def mutate(mutant: Mutant, source: Path) -> None:
     file.write_text(mutant.applied(file.read_text(encoding="utf-8")), encoding="utf-8")
 
 
-def walked(mutant: Mutant | None, limit_s: float) -> Verdict:
+def walked(mutant: Mutant | None, limit_s: float, tiers: str = "") -> Verdict:
     """Walk with a copy of the code, broken or not, until something is found."""
+    tiers = tiers if mutant is None else mutant.tiers
     with tempfile.TemporaryDirectory(prefix="kvtide-mutant-") as folder:
         source = Path(folder) / "src"
         shutil.copytree(SOURCE, source, ignore=shutil.ignore_patterns("__pycache__"))
@@ -818,6 +1020,7 @@ def walked(mutant: Mutant | None, limit_s: float) -> Verdict:
             mutate(mutant, source)
         chosen = [part for name in CONFIGURATIONS for part in ("--configuration", name)]
         budget = ["--steps", str(STEPS), "--walk-steps", str(WALK_STEPS), "--processes", "1"]
+        budget += ["--tiers", tiers] if tiers else []
         began_s = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, "-m", "kvtide.vllm.testing.sim", *budget, *chosen],
@@ -908,11 +1111,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except OutOfDateError as error:
         print(f"the list of mutants is out of date: {error}", file=sys.stderr)
         return 2
-    unchanged = walked(None, 10 * asked.limit_s)
-    if unchanged.caught or not unchanged.walked:
-        print(f"the unchanged code does not pass: {unchanged.found} {unchanged.by}", file=sys.stderr)
-        return 2
-    print(f"unchanged: {unchanged.by}, {unchanged.seconds:.0f} s", flush=True)
+    for tiers in sorted({one.tiers for one in chosen}):
+        unchanged = walked(None, 10 * asked.limit_s, tiers)
+        if unchanged.caught or not unchanged.walked:
+            print(f"the unchanged code does not pass: {unchanged.found} {unchanged.by}", file=sys.stderr)
+            return 2
+        print(f"unchanged, {tiers or 'any tiers'}: {unchanged.by}, {unchanged.seconds:.0f} s", flush=True)
     verdicts = dict(_verdicts(chosen, asked.jobs, asked.limit_s))
     by_order = [(one, verdicts[one]) for one in chosen]
     print(table(by_order))

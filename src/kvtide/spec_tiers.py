@@ -1,7 +1,7 @@
 """From settings to tiers below host memory: their books for the scheduler half, their lanes for each rank."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ from kvtide.tiers.records import RecordIdentity, Shard
 from kvtide.tiers.replicas import disk_tier, writers_of
 from kvtide.tiers.shared import SharedTier
 from kvtide.transfer.lane import Lane
-from kvtide.transfer.prober import ThreadProber, TierProber
+from kvtide.transfer.prober import NamedMaker, threads_asking
 from kvtide.transfer.tier_hops import TierSeat
 from kvtide.transfer.tier_lane import LaneSettings, TierLane
 
@@ -126,7 +126,11 @@ def is_shared(tier: TierSettings) -> bool:
     return issubclass(tier_class(tier.path), SharedTier)
 
 
-def prober_of(config: KVTideConfig, identity_of: Callable[[], TierIdentity]) -> Prober | None:
+def prober_of(
+    config: KVTideConfig,
+    identity_of: Callable[[], TierIdentity],
+    made: Callable[[Mapping[int, NamedMaker]], Prober] = threads_asking,
+) -> Prober | None:
     """Begin to ask the shared tiers that settings name; None without any.
 
     What is asked for is the part of a chunk that rank 0 holds: the others are written with it.
@@ -134,14 +138,15 @@ def prober_of(config: KVTideConfig, identity_of: Callable[[], TierIdentity]) -> 
     Args:
         config: Settings.
         identity_of: Says whose bytes are asked for; called by threads, as it may take a while.
+        made: Makes who asks; replaced in simulations.
     """
     first = 2 if config.disk else 1
-    probers = {
-        index: TierProber(wanted.label, partial(_shared_tier, wanted, identity_of))
+    makers = {
+        index: (wanted.label, partial(_shared_tier, wanted, identity_of))
         for index, wanted in enumerate(config.tiers, first)
         if is_shared(wanted)
     }
-    return ThreadProber(probers) if probers else None
+    return made(makers) if makers else None
 
 
 def _shared_tier(wanted: TierSettings, identity_of: Callable[[], TierIdentity]) -> SharedTier:

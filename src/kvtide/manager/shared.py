@@ -1,8 +1,8 @@
 """The books of a tier that many servers share: what it is remembered to hold, which is a hint.
 
 Others write to it, and it evicts by its own rules. So nothing that leaves these books is told to anybody, and
-what they say is confirmed by asking, or refuted by a read. Knows when each chunk was confirmed; does not know
-who asks.
+what they say is confirmed by asking, or refuted by a read. Knows when each chunk was confirmed or refuted;
+does not know who asks.
 """
 
 from collections.abc import Sequence
@@ -10,10 +10,21 @@ from collections.abc import Sequence
 import numpy as np
 
 from kvtide.keys import ChunkRun, OffloadKey
-from kvtide.manager.lower import TICKETS, LowerTier
+from kvtide.manager.catalog import Catalog, CatalogGroup
+from kvtide.manager.lower import TICKETS, LowerTier, TierPlan
+from kvtide.manager.pending import PendingStore
+from kvtide.metrics import MetricsDelta
 
 CONFIRMED_FOR_S = 30
 """After which a chunk is asked for again before it is read: stores expire and evict."""
+
+
+REFUTED_FOR_S = 300
+"""For which a chunk that a read did not find is not believed to be there: another rank's part may be missing,
+which who is asked cannot know, and only who writes it anew puts right."""
+
+REFUTED_LIMIT = 4096
+"""Chunks of which that is remembered."""
 
 
 class SharedTierBooks(LowerTier):
@@ -27,6 +38,36 @@ class SharedTierBooks(LowerTier):
     """
 
     now_s = 0
+
+    def __init__(
+        self,
+        index: int,
+        plan: TierPlan,
+        catalog: Catalog,
+        groups: Sequence[CatalogGroup],
+        rank_count: int,
+        metrics: MetricsDelta,
+        with_events: bool = False,
+    ) -> None:
+        super().__init__(index, plan, catalog, groups, rank_count, metrics, with_events)
+        self._refuted: dict[OffloadKey, int] = {}
+
+    def lose(self, run: ChunkRun, chunk_index: int) -> None:
+        """Note that a read did not find a chunk, whatever anybody says."""
+        super().lose(run, chunk_index)
+        key = run.between(chunk_index, chunk_index + 1)[0]
+        self._refuted.pop(key, None)
+        self._refuted[key] = self.now_s
+        if len(self._refuted) > REFUTED_LIMIT:
+            del self._refuted[next(iter(self._refuted))]
+
+    def reset(self) -> None:
+        super().reset()
+        self._refuted.clear()
+
+    def is_refuted(self, key: OffloadKey) -> bool:
+        """Whether a read did not find a chunk lately, and nobody here has written it since."""
+        return self.now_s - self._refuted.get(key, -REFUTED_FOR_S - 1) <= REFUTED_FOR_S
 
     def first_doubtful(self, run: ChunkRun) -> int:
         """Find the first chunk of a run that is not known to be there, or was not confirmed lately.
@@ -55,11 +96,14 @@ class SharedTierBooks(LowerTier):
         known[: len(places)] = places >= 0
         changed = False
         there = np.array(present, dtype=bool)
+        absent = ~there
+        if self._refuted:
+            there &= [not self.is_refuted(key) for key in run]
         for start, stop in _stretches(there & known):
             stamps = np.full(stop - start, self._first_place, dtype=np.int32)
             self._catalog.insert(self.index, run.group_index, keys, run.start + start, stamps, visit)
-        for at in np.flatnonzero(known & ~there).tolist():
-            self.lose(run, run.start + at)
+        for at in np.flatnonzero(known & absent).tolist():
+            super().lose(run, run.start + at)
             changed = True
         for start, stop in _stretches(there & ~known):
             changed |= bool(self.found(run.between(run.start + start, run.start + stop), visit))
@@ -68,6 +112,11 @@ class SharedTierBooks(LowerTier):
     @property
     def _first_place(self) -> int:
         return TICKETS + self.now_s
+
+    def _now_ready(self, store: PendingStore) -> None:
+        for key in store.run if self._refuted else ():
+            self._refuted.pop(key, None)
+        super()._now_ready(store)
 
     def _discard(self, keys: Sequence[OffloadKey]) -> None:
         """Leave it where it is: others may want it, and the store has rules of its own."""

@@ -72,8 +72,13 @@ class LowerTiers:
 
     # -- the life of a request ------------------------------------------------------------------
 
-    def arrived(self, state: RequestOffloadState) -> None:
-        """Begin to bring back what a request that has just been queued will want, and to ask for more."""
+    def arrived(self, state: RequestOffloadState, now_s: float | None = None) -> None:
+        """Begin to bring back what a request that has just been queued will want, and to ask for more.
+
+        An engine that was idle has heard nothing for long: unless told, it takes old answers for new ones.
+        """
+        if now_s is not None:
+            self.look(now_s)
         self._promotions.arrived(state)
         if self._probes is not None and self._promotions.may_want(state):
             self._probes.arrived(state, self._promotions.engine_tokens(state, state.request.num_tokens))

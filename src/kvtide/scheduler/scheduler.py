@@ -100,11 +100,16 @@ class OffloadingConnectorScheduler:
 
     # -- the life of a request ------------------------------------------------------------------
 
-    def on_new_request(self, request: EngineRequest) -> None:
-        """Create the state beside a request that has arrived, and bring back what it will want."""
+    def on_new_request(self, request: EngineRequest, now_s: float | None = None) -> None:
+        """Create the state beside a request that has arrived, and bring back what it will want.
+
+        Args:
+            request: That has been queued.
+            now_s: Now; None for when it was last told.
+        """
         state = self._state_of(request)
         if self._lower is not None:
-            self._lower.arrived(state)
+            self._lower.arrived(state, now_s)
 
     def get_num_new_matched_tokens(
         self, request: EngineRequest, num_computed_tokens: int, now_s: float

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from kvtide.keys import OffloadKey
 from kvtide.testing.memory_tier import MemoryTier
+from kvtide.testing.shared_memory_tier import SharedMemoryTier
 from kvtide.tiers.base import Tier
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.records import HEADER_BYTES
@@ -59,7 +60,7 @@ class LanePlan:
     Attributes:
         weights: Of the kinds of fate; may be replaced at any time. One that is left out does not happen.
         happened: How often each was drawn, and what became of calls.
-        harmed: Records that were damaged or removed behind everybody's back.
+        harmed: Records of private tiers that were damaged or removed behind everybody's back.
     """
 
     def __init__(self, chance: random.Random) -> None:
@@ -91,14 +92,37 @@ class LanePlan:
     def harm(self, tier: Tier, key: OffloadKey, name: str) -> None:
         """Damage or remove a record before it is read, unless it is not there."""
         removed = name == "is gone"
-        if removed:
+        if isinstance(tier, SharedMemoryTier):
+            there = harm_shared(tier, key, removed, self.chance)
+        elif removed:
             there = isinstance(tier, Replicas | DiskTier | MemoryTier) and tier.contains([key], 0.0)[0]
             tier.discard([key])
         else:
             there = damage(tier, key, self.chance)
         if there:
-            self.harmed.add(key)
+            if not isinstance(tier, SharedMemoryTier):
+                self.harmed.add(key)
             self.happened["record removed" if removed else "record damaged"] += 1
+
+
+def harm_shared(tier: SharedMemoryTier, key: OffloadKey, removed: bool, chance: random.Random) -> bool:
+    """Damage or remove a record of a store; False when it is not there."""
+    store, name = tier.store, tier.name_of(key)
+    stored = store.records.get(name)
+    if stored is None:
+        return False
+    store.gone.add(key)
+    if removed:
+        store.take(name)
+    else:
+        flip(stored.data, chance)
+    return True
+
+
+def flip(record: bytearray, chance: random.Random) -> None:
+    """Flip a bit of a record."""
+    if record:
+        record[chance.randrange(len(record))] ^= 1 << chance.randrange(8)
 
 
 def damage(tier: Tier, key: OffloadKey, chance: random.Random) -> bool:
@@ -107,7 +131,7 @@ def damage(tier: Tier, key: OffloadKey, chance: random.Random) -> bool:
         record = tier.records.get(key)
         if record is None:
             return False
-        record[chance.randrange(len(record))] ^= 1 << chance.randrange(8)
+        flip(record, chance)
         return True
     if isinstance(tier, Replicas):
         tier = tier._own

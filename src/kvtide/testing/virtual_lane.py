@@ -15,6 +15,7 @@ from kvtide.jobs import JobId, PartFate
 from kvtide.keys import OffloadKey
 from kvtide.testing.clock import VirtualClock
 from kvtide.testing.lane_faults import CallFate, LanePlan
+from kvtide.testing.shared_memory_tier import SharedMemoryTier
 from kvtide.tiers.base import PrivateTier, Tier
 from kvtide.tiers.breaker import Breaker, BreakerState
 from kvtide.tiers.records import RecordHeader
@@ -150,9 +151,9 @@ class VirtualLane(Lane):
 
     def recount(self) -> None:
         # What waits to be forgotten may be listed still.
-        self._plan.harmed.update(self._discards)
+        self._excused.update(self._discards)
         for pending in self._under_way:
-            self._plan.harmed.update(pending.call.keys)
+            self._excused.update(pending.call.keys)
         self._listing = _Listing(self._clock.monotonic() + self._plan.chance.expovariate(200.0))
 
     def state(self) -> TierState:
@@ -273,7 +274,7 @@ class VirtualLane(Lane):
         call.late = True
         self._breaker.failed(now_s)
         # Writes do not wait for it any longer: it may take what is written anew.
-        self._plan.harmed.update(call.keys)
+        self._excused.update(call.keys)
         if call.waiting and not call.waiting[0].job.told_late:
             call.waiting[0].job.told_late = True
             self._late_jobs.add(call.waiting[0].job.job_id)
@@ -320,6 +321,11 @@ class VirtualLane(Lane):
         )
 
     @property
+    def _excused(self) -> set[OffloadKey]:
+        """What books may say of this tier although it is not so: nobody has told them yet."""
+        return self.tier.store.gone if isinstance(self.tier, SharedMemoryTier) else self._plan.harmed
+
+    @property
     def _late_count(self) -> int:
         return sum(pending.call.late for pending in self._under_way)
 
@@ -347,11 +353,11 @@ class VirtualLane(Lane):
             if call.kind is Kind.WRITE and call.late:
                 # It may have been written anew since: then a record goes that the books know of.
                 self._discards.append(waiting.part.name.key)
-                self._plan.harmed.add(waiting.part.name.key)
+                self._excused.add(waiting.part.name.key)
             fate, trouble = PartFate.FAILED, CANCELLED
         if fate is PartFate.GONE:
             # Now it is told: whoever keeps books has no excuse.
-            self._plan.harmed.discard(waiting.part.name.key)
+            self._excused.discard(waiting.part.name.key)
         self.books.note(waiting, fate, trouble)
 
     def _make(self, pending: _Pending) -> CallEnd:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 
 from kvtide.errors import ConfigError, NodeUnavailableError, TierError
 from kvtide.probing import ProbeAnswer, ProbePart, ProbeQuestion, Prober
@@ -32,6 +33,10 @@ QUESTIONS_LIMIT = 256
 
 WEIGHT = 0.3
 """Of the last question, in the running mean of how long one takes."""
+
+
+NamedMaker = tuple[str, Callable[[], SharedTier]]
+"""A tier's name, and how it is made."""
 
 
 class TierProber:
@@ -184,24 +189,11 @@ class TierProber:
 
     def _answer(self, tier: SharedTier, question: ProbeQuestion) -> None:
         """Tell what the tier has, batch by batch; on trouble, no more."""
-        reach_tokens: int | None = None
-        for index, part in enumerate(question.parts):
-            reached = part.chunks.start
-            for batch in batches(part, reach_tokens):
-                present = self._find(tier, batch)
-                if present is None:
+        for answer in answers(question, partial(self._find, tier)):
+            with self._changed:
+                if self._closing or self._asking is not question:
                     return
-                with self._changed:
-                    if self._closing or self._asking is not question:
-                        return
-                    self._answers.append(ProbeAnswer(question.question_id, index, batch.start, present))
-                in_a_row = present.index(False) if False in present else len(present)
-                reached = batch.start + in_a_row
-                if part.in_a_row and in_a_row < len(present):
-                    break
-            if part.in_a_row:
-                tokens = reached * part.tokens_per_chunk
-                reach_tokens = tokens if reach_tokens is None else min(reach_tokens, tokens)
+                self._answers.append(answer)
 
     def _find(self, tier: SharedTier, batch: RecordRun) -> list[bool] | None:
         self._call_began_s = self._clock()
@@ -257,6 +249,35 @@ class ThreadProber(Prober):
     def close(self) -> None:
         for prober in self._probers.values():
             prober.close()
+
+
+def threads_asking(makers: Mapping[int, NamedMaker]) -> ThreadProber:
+    """Begin to ask tiers, by index; each is made by its own thread."""
+    return ThreadProber({index: TierProber(name, make) for index, (name, make) in makers.items()})
+
+
+def answers(question: ProbeQuestion, find: Callable[[RecordRun], list[bool] | None]) -> Iterator[ProbeAnswer]:
+    """Ask what a question needs to know, a batch at a time; its last answer is not among these.
+
+    Args:
+        question: Of one tier.
+        find: Says which chunks of a run are there; None when that cannot be had: then there is no more.
+    """
+    reach_tokens: int | None = None
+    for index, part in enumerate(question.parts):
+        reached = part.chunks.start
+        for batch in batches(part, reach_tokens):
+            present = find(batch)
+            if present is None:
+                return
+            yield ProbeAnswer(question.question_id, index, batch.start, present)
+            in_a_row = present.index(False) if False in present else len(present)
+            reached = batch.start + in_a_row
+            if part.in_a_row and in_a_row < len(present):
+                break
+        if part.in_a_row:
+            tokens = reached * part.tokens_per_chunk
+            reach_tokens = tokens if reach_tokens is None else min(reach_tokens, tokens)
 
 
 def batches(part: ProbePart, reach_tokens: int | None) -> Iterator[RecordRun]:

@@ -176,7 +176,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler.bind_block_pool(gpu_block_pool)
 
     def on_new_request(self, request: "Request") -> None:
-        self._deciding.on_new_request(request)
+        self._deciding.on_new_request(request, time.monotonic())
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int

@@ -1,22 +1,25 @@
 """What has to be true of tiers below host memory: what the books say is there, and nothing else.
 
-Looks at the books, at the tiers themselves and at their files; what the bytes have to be is the oracle's
-business.
+Of a shared one they may say what is not so, but nothing that nobody has told them. Looks at the books, at the
+tiers themselves and at their files; what the bytes have to be is the oracle's business.
 """
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
 from kvtide.errors import TierError
 from kvtide.jobs import Direction
-from kvtide.keys import make_offload_key
+from kvtide.keys import OffloadKey, make_offload_key
 from kvtide.manager.ladder import Ladder
 from kvtide.scheduler.below import Promotion
 from kvtide.scheduler.lower_tiers import LowerTiers
+from kvtide.spec_tiers import NAMES_LIMIT
+from kvtide.testing.shared_memory_tier import SharedMemoryTier, Store, store_named
 from kvtide.testing.virtual_lane import VirtualLane
-from kvtide.tiers.base import PrivateTier
+from kvtide.tiers.base import PrivateTier, Tier
 from kvtide.tiers.disk import DiskTier
 from kvtide.tiers.replicas import Replicas
 from kvtide.transfer.tier_hops import TierHops
@@ -48,15 +51,29 @@ def hops_of(engine: ModelEngine) -> list[TierHops]:
     return [worker._hops for worker in workers if worker is not None and worker._hops is not None]
 
 
-def tiers_of(engine: ModelEngine, index: int) -> list[PrivateTier]:
+def tiers_of(engine: ModelEngine, index: int) -> list[Tier]:
     """Find one tier on each rank; ``index`` counts from 1."""
     tiers = []
     for hops in hops_of(engine):
         lane = hops._seats[index - 1].lane
         assert isinstance(lane, VirtualLane)
-        assert isinstance(lane.tier, PrivateTier)
         tiers.append(lane.tier)
     return tiers
+
+
+def shared_of(engine: ModelEngine) -> list[SharedMemoryTier]:
+    """Find the shared tier on each rank; none without one."""
+    lanes = [seat.lane for hops in hops_of(engine) for seat in hops._seats]
+    tiers = [lane.tier for lane in lanes if isinstance(lane, VirtualLane)]
+    return [tier for tier in tiers if isinstance(tier, SharedMemoryTier)]
+
+
+def store_of(settings: Mapping[str, Any]) -> Store:
+    """Find the store of a shared tier that settings name; one that nobody uses without any."""
+    for tier in settings.get("tiers", ()):
+        if "store" in tier.get("options", {}):
+            return store_named(tier["options"])
+    return Store()
 
 
 def hops_under_way(engine: ModelEngine) -> dict[str, int]:
@@ -75,6 +92,8 @@ def is_settled(engine: ModelEngine) -> bool:
     if not all(tier.serves for tier in lower._ladder.tiers):
         return False  # left out for a while
     told = all(warming.is_done for warming in lower._warming.values())
+    if lower._probes is not None and (lower._probes.open_count or not lower._probes.are_reached):
+        return False
     untold = any(tier._discards for tier in lower._ladder.tiers) or lower._promotions._cancelled
     return (
         lower.is_idle and told and not untold and all(hops.generation_is_durable for hops in hops_of(engine))
@@ -106,6 +125,8 @@ def check_budgets(engine: ModelEngine) -> None:
             if queued > limit:
                 raise LeakError(f"{lane.name}: {queued} bytes are queued, {limit} may be")
             check_limit(lane)
+    for shared in shared_of(engine):
+        check_store(shared.store)
 
 
 def check_limit(lane: VirtualLane) -> None:
@@ -120,6 +141,18 @@ def check_limit(lane: VirtualLane) -> None:
     taken = sum(path.stat().st_blocks * 512 for path in tier._folder.glob("slab-*"))
     if taken > tier._limit_bytes:
         raise LeakError(f"{lane.name}: the files take {taken} bytes, {tier._limit_bytes} may be")
+
+
+def check_store(store: Store) -> None:
+    """Check what a store was told, whoever told it.
+
+    Raises:
+        LeakError: Something that cannot be, or that is not ours to decide.
+    """
+    if store.mistakes:
+        raise LeakError(f"a store was told what cannot be: {store.mistakes[0]}")
+    if store.discarded:
+        raise LeakError(f"what others use too was discarded: {store.discarded[0]}")
 
 
 def check_announced(engine: ModelEngine, ledger: EventLedger) -> None:
@@ -143,7 +176,7 @@ def check_below(engine: ModelEngine, chance: random.Random, harmed: set[bytes]) 
     Args:
         engine: At rest, every tier settled.
         chance: Draws which are read.
-        harmed: Keys that were damaged or removed by a fault.
+        harmed: Keys that were damaged or removed by a fault in private tiers.
 
     Returns:
         Chunks read.
@@ -167,14 +200,40 @@ def check_below(engine: ModelEngine, chance: random.Random, harmed: set[bytes]) 
             names = [name for name, _ in ready_in(engine, group.group_index, tier.index)]
             named |= {make_offload_key(name, group.group_index) for name in names}
             whole = [name for name in names if make_offload_key(name, group.group_index) not in harmed]
+            if tier.plan.is_shared:
+                whole = [name for name in names if _is_whole(engine, name, group.group_index)]
             at_once = (engine.shape.num_blocks - 1) // group.blocks_per_chunk
             sample = chance.sample(whole, min(len(whole), SAMPLED, at_once))
             if sample:
                 chunks = Chunks(group, sample, list(_read(engine, tier.index, group.group_index, sample)))
                 check_bytes(engine, chunks, tier.plan.name)
                 checked += len(sample)
-        _compare(engine, tier.index, named, harmed)
+        if tier.plan.is_shared:
+            _compare_shared(engine, tier.index, named)
+        else:
+            _compare(engine, tier.index, named, harmed)
     return checked
+
+
+def _is_whole(engine: ModelEngine, name: bytes, group_index: int) -> bool:
+    """Whether every rank can read a chunk from the shared tier."""
+    return all(tier.holds(make_offload_key(name, group_index)) for tier in shared_of(engine))
+
+
+def _compare_shared(engine: ModelEngine, tier: int, named: set[bytes]) -> None:
+    """Hold a store against the books: it may lack what is in them only if nobody has told us so."""
+    record_bytes, limit = ladder_of(engine).tiers[tier - 1]._record_bytes, engine.shape.names_limit
+    # Chunks of other groups may be smaller.
+    most = (limit or NAMES_LIMIT) * max(record_bytes) // min(record_bytes)
+    if len(named) > most:
+        raise LeakError(f"tier {tier}: {len(named)} chunks are in the books, {most} may be")
+    for shared in shared_of(engine):
+        unexcused = [OffloadKey(key) for key in named - shared.store.gone]
+        if missing := shared.contains(unexcused, 0.0).count(False):
+            raise LeakError(
+                f"tier {tier}: {missing} of {len(named)} chunks are in the books and not there, and"
+                " nobody has said that they are"
+            )
 
 
 def _read(engine: ModelEngine, tier: int, group_index: int, names: list[bytes]) -> Iterator[np.ndarray]:
@@ -197,6 +256,7 @@ def _compare(engine: ModelEngine, tier: int, named: set[bytes], harmed: set[byte
     """Hold what lies in a tier against the books."""
     kept: set[bytes] = set()
     for rank, place in enumerate(tiers_of(engine, tier)):
+        assert isinstance(place, PrivateTier)
         here = {header.name.key for header in place.inventory()}
         kept |= here
         if here - named:

@@ -17,6 +17,9 @@ from kvtide.vllm.testing.shape import EngineShape, Runner, Siblings
 WITH_TIERS = 0.45
 """Share of walks with tiers below host memory."""
 
+SORTS = {"disk": 4, "disk and memory": 1.5, "memory": 1, "disk and shared": 2, "shared": 3}
+"""Of tiers, and how often; the nearest is named first."""
+
 DEMOTIONS = tuple(demotion.value for demotion in Demotion)
 
 RECORD_BYTES = 8192
@@ -50,12 +53,13 @@ class Configuration:
         kind, size = "async" if self.asynchronous else "sync", "small" if self.small else "large"
         return f"{kind}/{self.runner.value}/{self.rank_count}/{size}/{self.policy}"
 
-    def shape(self, chance: random.Random, disk: Path | None = None) -> EngineShape:
+    def shape(self, chance: random.Random, disk: Path | None = None, tiers: str = "") -> EngineShape:
         """Draw the rest.
 
         Args:
             chance: The only source of choice.
             disk: A folder for a disk tier; None for an engine without tiers below host memory.
+            tiers: With such ones for certain: a part of names in ``SORTS``.
         """
         model = draw_model(chance, self.rank_count)
         shape = EngineShape(
@@ -88,27 +92,30 @@ class Configuration:
                 "store_policy": chance.choice(("eager", "eager", "lazy")),
             },
         )
-        if disk is None or chance.random() > WITH_TIERS:
+        if disk is None or (chance.random() > WITH_TIERS and not tiers):
             return shape
         # Little host memory, so that much of it is below, and mostly time to bring it back.
         return replace(
             shape,
             host_pages=chance.choice((1, 1, 2, 4)),
+            names_limit=chance.choice((24, 200, None)),
             settings={
                 **shape.settings,
                 "defer_limit_s": chance.choice((0.0, 0.05, 0.5, 0.5)),
-                **self._tiers(chance, disk),
+                **self._tiers(chance, disk, tiers),
             },
         )
 
-    def _tiers(self, chance: random.Random, disk: Path) -> dict[str, Any]:
-        """Draw tiers below host memory: mostly a disk, sometimes another one below or instead of it."""
+    def _tiers(self, chance: random.Random, disk: Path, tiers: str) -> dict[str, Any]:
+        """Draw tiers below host memory: mostly a disk, often another one below or instead of it."""
+        sorts = {sort: weight for sort, weight in SORTS.items() if tiers in sort}
+        sort = chance.choices(list(sorts), list(sorts.values()))[0]
         settings: dict[str, Any] = {
             "promotion_share": chance.choice((0.01, 0.1, 0.25, 0.9)),
-            "reset_keeps_tiers": chance.random() < 0.25,
+            # Who was reset otherwise asks a shared tier no more.
+            "reset_keeps_tiers": chance.random() < (0.5 if "shared" in sort else 0.25),
         }
-        sort = chance.choices(("disk", "disk and memory", "memory"), (6, 2, 1))[0]
-        if sort != "memory":
+        if "disk" in sort:
             records = chance.choice((6, 100, 400, 400) if self.small else (30, 400, 1000))
             settings |= {
                 "disk": str(disk),
@@ -121,7 +128,7 @@ class Configuration:
                 "disk_demotion": chance.choice(DEMOTIONS),
                 "disk_eviction_policy": chance.choice(("lru", "arc")),
             }
-        if sort != "disk":
+        if "memory" in sort:
             other = {
                 "class": "kvtide.testing.memory_tier.MemoryTier",
                 "name": "memory",
@@ -133,7 +140,29 @@ class Configuration:
                 "eviction_policy": chance.choice(("lru", "arc")),
             }
             settings["tiers"] = [other]
+        if "shared" in sort:
+            settings["tiers"] = [self._shared(chance, str(disk.with_name("store")))]
+            settings["probe_wait_s"] = chance.choice((0.01, 0.05, 0.05, 0.2))
         return settings
+
+    def _shared(self, chance: random.Random, store: str) -> dict[str, Any]:
+        """Draw a tier that others use too; what it takes from one rank it has no limit for."""
+        return {
+            "class": "kvtide.testing.shared_memory_tier.SharedMemoryTier",
+            "name": "shared",
+            "threads": chance.choice((1, 4)),
+            "queue": chance.choice((2048, 1 << 20, 1 << 20)),
+            "deadline_s": chance.choice((0.05, 0.5)),
+            "demotion": chance.choice(DEMOTIONS),
+            "eviction_policy": chance.choice(("lru", "arc")),
+            "options": {
+                "store": store,
+                "run_chunks": chance.choice((1, 2, 5, 16)),
+                "limit_bytes": chance.choice((0, 0, 10_000, 60_000)) * self.rank_count,
+                "evicts": chance.choice(("oldest", "random")),
+                "seed": chance.randrange(1 << 30),
+            },
+        }
 
 
 CONFIGURATIONS = tuple(

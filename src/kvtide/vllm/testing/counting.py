@@ -21,8 +21,10 @@ def count(report: Report, engine: ModelEngine, copies: Copies, lanes: Lanes) -> 
     happened[f"engine: sibling {shape.siblings.value}"] += 1
     if disk := "disk" in shape.settings:
         happened[f"engine: disk {shape.settings['disk_demotion']}"] += 1
-    if "tiers" in shape.settings:
-        happened[f"engine: {'two tiers' if disk else 'another tier'}"] += 1
+    for tier in shape.settings.get("tiers", ()):
+        kind = f"{tier['name']} below the disk" if disk else f"{tier['name']} alone"
+        happened[f"engine: {kind}"] += 1
+        happened[f"steps: {tier['name']}"] += report.steps
     happened.update({f"loaded words: {kind}": n for kind, n in engine.oracle.loaded_words.items()})
     happened["load checked"] += engine.checked_loads
     for name, value in engine.counted.data.items():

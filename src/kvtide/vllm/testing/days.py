@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from kvtide.jobs import Direction
 from kvtide.testing.faulty import KINDS
 from kvtide.testing.lane_faults import TROUBLES
+from kvtide.testing.virtual_prober import FATES
 
 SORTS = {"mixed": 0.6, "loads wedge": 0.15, "loads fail": 0.1, "stores outlast": 0.15}
 """Sorts of days, and their shares."""
@@ -39,6 +40,7 @@ class Day:
         crowded: Two or three of them fill the device.
         weather: One of ``WEATHERS``.
         calls: Weights of kinds of calls to tiers below host memory.
+        questions: Weights of what becomes of questions to those that are shared.
     """
 
     sort: str
@@ -51,6 +53,7 @@ class Day:
     crowded: bool = False
     weather: str = "calm"
     calls: Mapping[str, float] = field(default_factory=dict)
+    questions: Mapping[str, float] = field(default_factory=dict)
 
 
 def draw_day(chance: random.Random, tight: bool, rank_count: int) -> Day:
@@ -94,6 +97,7 @@ def draw_day(chance: random.Random, tight: bool, rank_count: int) -> Day:
         sort == "loads fail" or chance.random() < 0.15,
         weather,
         _calls(chance, weather),
+        _questions(chance),
     )
 
 
@@ -111,6 +115,7 @@ def _rates(chance: random.Random) -> dict[str, float]:
         "earlier again": chance.choice((0.0, 0.02, 0.06)),
         "restart": chance.choice((0.0, 0.0, 0.005, 0.02)),
         "update early": chance.choice((0.0, 0.3)),
+        "neighbours": chance.choice((0.0, 0.02, 0.1)),
         "check device": 0.03,
         "check books": 0.06,
         "check host": 0.01,
@@ -133,6 +138,13 @@ def _calls(chance: random.Random, weather: str) -> dict[str, float]:
         case "wedges":
             weights |= {"late": 0.3, "never returns": chance.choice((0.05, 0.3))}
     return weights
+
+
+def _questions(chance: random.Random) -> dict[str, float]:
+    """Draw what becomes of questions: mostly little of interest, or mostly one kind of trouble."""
+    weights = {kind: chance.choice((0.0, 0.1, 0.3)) for kind in FATES}
+    weights[chance.choice(FATES)] = 2.0
+    return weights if chance.random() < 0.7 else {"at once": 1.0, "quick": 1.0}
 
 
 def _mixed(chance: random.Random) -> dict[str, float]:

@@ -32,6 +32,7 @@ from vllm.v1.request import Request, RequestStatus
 from vllm.v1.structured_output import StructuredOutputManager
 
 from kvtide.metrics import MetricsDelta
+from kvtide.spec_tiers import prober_of
 from kvtide.testing.clock import VirtualClock
 from kvtide.transfer.tier_lane import TierLane
 from kvtide.vllm.plugin import CONNECTOR_NAME
@@ -41,7 +42,9 @@ from kvtide.vllm.testing.oracle import Oracle
 from kvtide.vllm.testing.ranks import (
     Copiers,
     LaneOf,
+    ProberOf,
     RankAnswers,
+    asking,
     build_ranks,
     own_connector,
     siblings_of,
@@ -82,6 +85,7 @@ class ModelEngine:
         clock: Virtual time for the connector; None for the real one, and CPU time for hooks.
         chance: Decides what nobody else does: answers that are late, a sibling's loads.
         lane_of: Who makes the lanes before tiers.
+        prober: Who makes what asks shared ones.
 
     Attributes:
         scheduler: vLLM's.
@@ -107,11 +111,13 @@ class ModelEngine:
         clock: VirtualClock | None = None,
         chance: random.Random | None = None,
         lane_of: LaneOf = TierLane,
+        prober: ProberOf = prober_of,
     ) -> None:
         self.shape = shape
         self._folder = folder
         self._copiers = copiers
         self._lane_of = lane_of
+        self._prober = prober
         self._clock = clock
         self._chance = chance or random.Random(0)
         self._config = shape.vllm_config(folder)
@@ -137,19 +143,23 @@ class ModelEngine:
         """Begin a process: ranks, vLLM's scheduler and the connector in both roles."""
         config, shape = self._config, self.shape
         self.answers = RankAnswers(shape.rank_count, self._chance)
-        self.ranks = build_ranks(config, self._kv_cache_configs, self.memory, self._copiers, self._lane_of)
+        use_clock(self._clock or time)
+        self.ranks = build_ranks(
+            config, self._kv_cache_configs, self.memory, self._copiers, self._lane_of, shape.names_limit
+        )
         for rank, one in enumerate(siblings_of(self.ranks)):
             one.bring, one.chance = self._bringing(rank), self._chance
         use_clock(self._clock or time)
         kind = AsyncScheduler if shape.asynchronous else Scheduler
-        self.scheduler = kind(
-            config,
-            generate_scheduler_kv_cache_config(self._kv_cache_configs),
-            StructuredOutputManager(config),
-            self._scheduler_block_tokens,
-            hash_block_size=self.hash_tokens,
-            log_stats=True,
-        )
+        with asking(self._prober):
+            self.scheduler = kind(
+                config,
+                generate_scheduler_kv_cache_config(self._kv_cache_configs),
+                StructuredOutputManager(config),
+                self._scheduler_block_tokens,
+                hash_block_size=self.hash_tokens,
+                log_stats=True,
+            )
         forget_what_was_not_computed(self.scheduler)
         copy_only_what_is_computed(self.scheduler)
         self.connector = own = own_connector(self.scheduler.connector)
@@ -168,15 +178,17 @@ class ModelEngine:
         while self.connector._deciding._manager.capacity == 0:
             self.step()  # the pool is known from the first answers on
 
-    def restart(self, weights: int) -> None:
+    def restart(self, weights: int, life: str = "") -> None:
         """End the process and begin another one; every request is gone, and so is what the device held.
 
         Whoever copies has been told before.
 
         Args:
             weights: Version of those in the model's folder from now on.
+            life: Names the new process among all that use a store; empty for the name of the last one.
         """
         self.note_hashes()
+        self._config.instance_id = life or self._config.instance_id
         for rank in self.ranks:
             rank.shutdown()
         self.scheduler.shutdown()
@@ -300,6 +312,7 @@ class ModelEngine:
             "open hops": len(lower._below),
             "requests that wait for promotions": len(lower._promotions._waiting),
             "chunks kept for requests": lower._promotions._kept_count,
+            "open questions": 0 if lower._probes is None else lower._probes.open_count,
         }
 
     def check_cached(self) -> int:

@@ -5,8 +5,9 @@ Knows how vLLM builds a worker's connector and sums up what the ranks say. Does 
 
 import random
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -17,14 +18,17 @@ from vllm.distributed.kv_transfer.kv_connector.v1.multi_connector import MultiCo
 from vllm.v1.kv_cache_interface import KVCacheConfig
 from vllm.v1.outputs import KVConnectorOutput
 
+from kvtide.config import KVTideConfig
 from kvtide.jobs import Direction, OffloadingConnectorMetadata
+from kvtide.probing import Prober
 from kvtide.spec import OffloadingSpec
-from kvtide.spec_tiers import tier_seats
-from kvtide.tiers import disk, slabs
+from kvtide.spec_tiers import TierIdentity, tier_seats
+from kvtide.tiers import disk, shared, slabs
 from kvtide.tiers.base import Tier
 from kvtide.transfer import engine as transfer_engine
 from kvtide.transfer.devices import DeviceCopier
 from kvtide.transfer.lane import Lane
+from kvtide.transfer.tier_hops import TierSeat
 from kvtide.transfer.tier_lane import LaneSettings, TierLane
 from kvtide.vllm import connector as connector_module
 from kvtide.vllm.connector import KVTideConnector
@@ -36,14 +40,34 @@ from kvtide.vllm.testing.sibling import SiblingConnector
 Copiers = Callable[[int, Direction], DeviceCopier]
 """Who copies, by rank and direction."""
 
+ProberOf = Callable[[KVTideConfig, Callable[[], TierIdentity]], Prober | None]
+"""Who asks shared tiers, given the settings and whose bytes they are."""
+
 LaneOf = Callable[[Tier, str, LaneSettings], Lane]
 """Who makes the lane before a tier, given its name."""
 
 
-def use_clock(clock: Any) -> None:
-    """Let the connector, in this process, ask this clock for the time; ``time`` is the real one."""
-    for module in (connector_module, transfer_engine, disk, slabs):
+def use_clock(clock: Any, for_waits_alone: bool = False) -> None:
+    """Let the connector, in this process, ask this clock for the time; ``time`` is the real one.
+
+    Args:
+        clock: Has what is used of ``time``.
+        for_waits_alone: What dates records asks whom it asked before.
+    """
+    dating = () if for_waits_alone else (shared,)
+    for module in (connector_module, transfer_engine, disk, slabs, *dating):
         vars(module)["time"] = clock
+
+
+@contextmanager
+def asking(prober: ProberOf) -> Iterator[None]:
+    """Have connectors of the scheduler role that are built within ask shared tiers in this way."""
+    before = vars(connector_module)["OffloadingSpec"]
+    vars(connector_module)["OffloadingSpec"] = partial(OffloadingSpec, prober=prober)
+    try:
+        yield
+    finally:
+        vars(connector_module)["OffloadingSpec"] = before
 
 
 def own_connector(connector: KVConnectorBase_V1) -> KVTideConnector:
@@ -67,20 +91,43 @@ def build_ranks(
     memory: DeviceMemory,
     copiers: Copiers,
     lane_of: LaneOf = TierLane,
+    names_limit: int | None = None,
 ) -> list[KVConnectorBase_V1]:
-    """Build one connector of the worker role for each rank, over its own tensors."""
-    use_clock(time)  # a self-test waits in real time
+    """Build one connector of the worker role for each rank, over its own tensors.
+
+    Args:
+        config: Of the engine.
+        kv_cache_configs: Of each rank.
+        memory: The device.
+        copiers: Who copies.
+        lane_of: Who makes lanes.
+        names_limit: Chunks that are remembered to be in a shared tier; None for as many as in production.
+    """
+    use_clock(time, for_waits_alone=True)  # a self-test waits in real time
     ranks = []
     for rank, (kv_caches, kv_cache_config) in enumerate(zip(memory.kv_caches, kv_cache_configs, strict=True)):
         mine = of_rank(config, rank)
         kind = MultiConnector if "Multi" in config.kv_transfer_config.kv_connector else KVTideConnector
         connector = kind(mine, KVConnectorRole.WORKER, kv_cache_config)
         own = own_connector(connector)
-        seats = partial(tier_seats, lane_of=lane_of)
+        seats = partial(_seats, lane_of, names_limit)
         own._spec = OffloadingSpec(own._settings, {"cpu": partial(copiers, rank)}, seats)
         connector.register_kv_caches(kv_caches)
         ranks.append(connector)
     return ranks
+
+
+def _seats(
+    lane_of: LaneOf,
+    names_limit: int | None,
+    config: KVTideConfig,
+    identity: TierIdentity,
+    chunk_bytes: Sequence[int],
+) -> list[TierSeat]:
+    seats = tier_seats(config, identity, chunk_bytes, lane_of)
+    if names_limit is None:
+        return seats
+    return [seat if seat.names_limit is None else replace(seat, names_limit=names_limit) for seat in seats]
 
 
 def siblings_of(ranks: list[KVConnectorBase_V1]) -> list[SiblingConnector]:

@@ -7,6 +7,7 @@ since the start (see ``Resets``) are gone with the process, and nothing computed
 import random
 from collections import Counter
 
+from kvtide.testing.clock import VirtualClock
 from kvtide.vllm.testing.below import hops_under_way
 from kvtide.vllm.testing.copies import Copies
 from kvtide.vllm.testing.engine import ModelEngine
@@ -14,6 +15,9 @@ from kvtide.vllm.testing.lanes import Lanes
 
 KILLED_SHARE = 0.6
 OTHER_WEIGHTS_SHARE = 0.25
+
+RESTART_S = 5.0
+"""A process takes so long to begin."""
 
 
 class Restarts:
@@ -23,6 +27,7 @@ class Restarts:
         engine: To be restarted.
         copies: Of its device.
         lanes: To its tiers.
+        clock: Its time.
         happened: Where to count.
         chance: The only source of choice.
     """
@@ -32,15 +37,18 @@ class Restarts:
         engine: ModelEngine,
         copies: Copies,
         lanes: Lanes,
+        clock: VirtualClock,
         happened: Counter[str],
         chance: random.Random,
     ) -> None:
         self._engine = engine
         self._copies = copies
         self._lanes = lanes
+        self._clock = clock
         self._happened = happened
         self._chance = chance
         self._weights = 0
+        self._lives = 0
 
     def by_chance(self) -> None:
         """End in order or not, and begin with the same weights or others."""
@@ -64,5 +72,8 @@ class Restarts:
             self._lanes.kill()
         self._weights ^= other_weights
         self._copies.forget()
-        self._engine.restart(self._weights)
+        # Nobody starts in no time; and a name that should be new may be that of an earlier life.
+        self._clock.advance(RESTART_S)
+        self._lives += self._chance.random() < 0.5
+        self._engine.restart(self._weights, f"life {self._lives}")
         self._lanes.forget_closed()

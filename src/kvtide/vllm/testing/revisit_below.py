@@ -14,8 +14,9 @@ from vllm.v1.request import Request
 from kvtide.keys import ChunkRun
 from kvtide.manager.cpu import HOST
 from kvtide.manager.lower import Demotion, LowerTier
+from kvtide.manager.shared import SharedTierBooks
 from kvtide.vllm.testing.asks import Ask
-from kvtide.vllm.testing.below import ladder_of, tiers_of
+from kvtide.vllm.testing.below import ladder_of, lower_of, shared_of, tiers_of
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.promises import HangError, LeakError
 from kvtide.vllm.testing.reach import Reach
@@ -34,11 +35,13 @@ class FoundBelow:
         due_tokens: That had to come back, of what tiers hold.
         hit_tokens: That came back.
         promoted_chunks: That were brought back to host memory for it.
+        shared_chunks: Of those, what came from a shared tier.
     """
 
     due_tokens: int
     hit_tokens: int
     promoted_chunks: int
+    shared_chunks: int
 
 
 class RevisitBelow:
@@ -89,18 +92,25 @@ class RevisitBelow:
             HangError: A token was wrong.
         """
         engine, due = self._engine, self._due()
-        before = self._count("tier_hit_chunks|")
+        before, shared = self._count("tier_hit_chunks|"), self._count("tier_hit_chunks|shared")
         hit_tokens = 0
         for _ in range(TIMES):
             engine.scheduler.reset_prefix_cache()
             hits = self._count("hit_tokens|host")
             self._run(self._ask.prompt, "from below", {"kv_transfer_params": {"no_write": True}})
             hit_tokens = max(hit_tokens, self._count("hit_tokens|host") - hits)
+        # A store may evict while others are written to it.
+        due = min(due, self._due())
         if hit_tokens < due:
             raise LeakError(
                 f"{hit_tokens} of {due} tokens of a prompt of {len(self._ask.prompt)} came back from below"
             )
-        return FoundBelow(due, hit_tokens, self._count("tier_hit_chunks|") - before)
+        return FoundBelow(
+            due,
+            hit_tokens,
+            self._count("tier_hit_chunks|") - before,
+            self._count("tier_hit_chunks|shared") - shared,
+        )
 
     # -- inside -------------------------------------------------------------------------------------
 
@@ -134,6 +144,28 @@ class RevisitBelow:
         wanted = self._engine.connector._deciding._manager.capacity * max(tier._record_bytes)
         return tier.plan.demotion is Demotion.ON_EVICTION and room < wanted
 
+    def _holding(self, tier: LowerTier, run: ChunkRun) -> list[bool]:
+        """For each chunk whether it lies on every rank, and the engine knows or can find it."""
+        keys = list(run)
+        if not isinstance(tier, SharedTierBooks):
+            of_ranks = [place.contains(keys, 1.0) for place in tiers_of(self._engine, tier.index)]
+            return [all(of_chunk) for of_chunk in zip(*of_ranks, strict=True)]
+        there = [all(place.holds(key) for place in shared_of(self._engine)) for key in keys]
+        places = tier._catalog.slots(
+            tier.index, run.group_index, tier._arrivals.positions(run)[0], 0, run.stop
+        )
+        known = [at < len(places) and places[at] >= 0 for at in range(len(keys))]
+        lower = lower_of(self._engine)
+        assert lower is not None
+        assert lower._probes is not None
+        if not lower._probes._silent:
+            # It finds what has no gap before it, and remembers so much.
+            told = [one and not tier.is_refuted(key) for one, key in zip(there, keys, strict=True)]
+            row = told.index(False) if False in told else len(told)
+            room = tier.capacity_bytes // max(tier._record_bytes) * 39 // 40 - 1
+            known = [one or at < min(row, room) for at, one in enumerate(known)]
+        return [one and other for one, other in zip(there, known, strict=True)]
+
     def _due(self) -> int:
         """Tokens at whose end a request can go on with what lies on every rank, within the budget."""
         engine, ladder = self._engine, ladder_of(self._engine)
@@ -142,12 +174,8 @@ class RevisitBelow:
             return 0
         (run,) = self._names
         held = 0
-        for key in run:
-            if not any(
-                all(place.contains([key], 1.0)[0] for place in tiers_of(engine, tier.index))
-                for tier in ladder.tiers
-            ):
-                break
+        holding = [self._holding(tier, run) for tier in ladder.tiers]
+        while held < len(run) and any(of_tier[held] for of_tier in holding):
             held += 1
         room = max(1, int(ladder.host.capacity * float(engine.shape.settings["promotion_share"])))
         due = reach.of_chunks(min(held, room, ladder.host.capacity * 39 // 40 - 1))

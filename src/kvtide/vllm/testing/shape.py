@@ -84,6 +84,7 @@ class EngineShape:
         match_tokens: Tokens of a block hash, where they are fewer than those of any block.
         retention_tokens: Behind windows and of states, the engine's own cache keeps what is needed at each
             multiple of so many tokens; 0: at the ends of prompts only; None: everything.
+        names_limit: Chunks that are remembered to be in a shared tier; None for as many as in production.
         settings: Of kvtide, beside the host memory.
     """
 
@@ -103,6 +104,7 @@ class EngineShape:
     guesses: int = 0
     match_tokens: int | None = None
     retention_tokens: int | None = None
+    names_limit: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property

@@ -17,14 +17,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 
 from kvtide.testing.faulty import KINDS
 from kvtide.testing.lane_faults import TROUBLES
+from kvtide.testing.virtual_prober import FATES
 from kvtide.transfer.lane_calls import Kind as CallKind
 from kvtide.vllm.testing.configuration import CONFIGURATIONS, DEMOTIONS, Configuration, named
 from kvtide.vllm.testing.days import SORTS, WEATHERS
 from kvtide.vllm.testing.draws import FAMILIES
 from kvtide.vllm.testing.groups import Kind
+from kvtide.vllm.testing.neighbours import DEEDS
 from kvtide.vllm.testing.promises import HangError, LeakError, WrongBytesError
 from kvtide.vllm.testing.report import Report
 from kvtide.vllm.testing.walk import Walk
@@ -37,6 +40,8 @@ WALK_STEPS = 1250
 
 STEP_CPU_S = 20.0
 """A step that computes so long never ends."""
+
+TIERS = ("disk", "memory", "shared")
 
 CALLS = frozenset({CallKind.READ, CallKind.WRITE})
 
@@ -126,8 +131,7 @@ MUST_HAPPEN = (
     *(f"call: {kind.name.lower()} {name}" for name, able in TROUBLES.items() for kind in CALLS & able),
     *(f"engine: disk {demotion}" for demotion in DEMOTIONS),
     *(f"hit again from below: {demotion}" for demotion in DEMOTIONS),
-    "engine: two tiers",
-    "engine: another tier",
+    *(f"engine: {tier} {where}" for tier in ("memory", "shared") for where in ("below the disk", "alone")),
     "job: demote",
     "job: promote",
     "lane: read in part",
@@ -157,8 +161,28 @@ MUST_HAPPEN = (
     "chunks below checked",
     *(f"counted: tier_{what}_chunks|disk" for what in ("stored", "hit", "evicted", "lost", "found")),
     "counted: tier_skipped_chunks|disk,queue_full",
+    *(f"counted: tier_{what}_chunks|shared" for what in ("stored", "hit", "evicted", "lost", "found")),
+    *(f"question: {fate}" for fate in FATES),
+    "question: nobody to ask",
+    "question: nobody waits any more",
+    "counted: tier_probes_late|shared",
+    "told: there",
+    "told: absent",
+    "asked again after a while",
+    "held back for an answer",
+    *(f"neighbour {deed}" for deed in DEEDS),
+    *(f"store: several {what} in one call" for what in ("asked for", "read", "written")),
+    "store: a lead that begins within the prompt",
+    "store: evicted",
+    "store: corrupt record found",
+    "hit again from shared, after a restart",
+    "hit again from shared, pushed out",
 )
 """A simulation in which one of these did not happen proves less than it says."""
+
+
+Wanted = tuple[str, int, int, str]
+"""One walk: its configuration, seed and length, and tiers that it has for certain, empty for any or none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +195,7 @@ class Failure:
         steps: Its length.
         kind: ``wrong bytes``, ``hangs`` or ``leaks``.
         text: What happened.
+        tiers: That every walk had to have, if any.
     """
 
     configuration: str
@@ -178,6 +203,7 @@ class Failure:
     steps: int
     kind: str
     text: str
+    tiers: str = ""
 
     @property
     def command(self) -> str:
@@ -185,7 +211,7 @@ class Failure:
         return (
             f"python -m kvtide.vllm.testing.sim --configuration {self.configuration} --seed {self.seed}"
             f" --steps {self.steps} --walk-steps {self.steps}"
-        )
+        ) + (f" --tiers {self.tiers}" if self.tiers else "")
 
 
 @dataclass(slots=True)
@@ -205,21 +231,21 @@ class Total:
         )
 
 
-def walk(configuration: str, seed: int, steps: int) -> tuple[Report, Failure | None]:
+def walk(configuration: str, seed: int, steps: int, tiers: str = "") -> tuple[Report, Failure | None]:
     """Walk once; a bad end is a value."""
-    report = Report()
+    report, failed = Report(), partial(Failure, configuration, seed, steps, tiers=tiers)
     try:
-        one = Walk(named(configuration), seed)
+        one = Walk(named(configuration), seed, tiers)
         report = one.report
         with _watched(report):
             one.run(steps)
     except WrongBytesError as error:
-        return report, Failure(configuration, seed, steps, "wrong bytes", _told(error))
+        return report, failed("wrong bytes", _told(error))
     except LeakError as error:
-        return report, Failure(configuration, seed, steps, "leaks", _told(error))
+        return report, failed("leaks", _told(error))
     except Exception as error:
         # An engine that dies leaves every request hanging.
-        return report, Failure(configuration, seed, steps, "hangs", _told(error))
+        return report, failed("hangs", _told(error))
     return report, None
 
 
@@ -249,21 +275,21 @@ def _told(error: Exception) -> str:
 
 
 def plan(
-    configurations: Sequence[Configuration], seed: int, steps: int, walk_steps: int
-) -> Iterator[tuple[str, int, int]]:
-    """Share out the steps: configuration, seed and length of each walk."""
+    configurations: Sequence[Configuration], seed: int, steps: int, walk_steps: int, tiers: str = ""
+) -> Iterator[Wanted]:
+    """Share out the steps."""
     left = {one.name: -(-steps // len(configurations)) for one in configurations}
     while left:
         for name in list(left):
             length = min(walk_steps, left[name])
-            yield name, seed, length
+            yield name, seed, length, tiers
             left[name] -= length
             if left[name] <= 0:
                 del left[name]
         seed += 1
 
 
-def simulate(walks: Iterable[tuple[str, int, int]], processes: int) -> Total:
+def simulate(walks: Iterable[Wanted], processes: int) -> Total:
     """Run the walks, telling how it goes."""
     total, began_s, told_s = Total(), time.monotonic(), time.monotonic()
     for report, failure in _results(list(walks), processes):
@@ -281,7 +307,7 @@ def simulate(walks: Iterable[tuple[str, int, int]], processes: int) -> Total:
     return total
 
 
-def _results(walks: list[tuple[str, int, int]], processes: int) -> Iterator[tuple[Report, Failure | None]]:
+def _results(walks: list[Wanted], processes: int) -> Iterator[tuple[Report, Failure | None]]:
     if processes < 2 or len(walks) < 2:
         for one in walks:
             yield walk(*one)
@@ -321,6 +347,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--configuration", action="append", help="one of --list; may be given several times")
     parser.add_argument("--walk-steps", type=int, default=WALK_STEPS, help="length of a walk, at most")
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--tiers", default="", choices=TIERS, help="every walk has such ones, chance or not")
     parser.add_argument("--list", action="store_true", help="name the configurations and end")
     asked = parser.parse_args(arguments)
     if asked.list:
@@ -335,7 +362,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(
         f"{len(chosen)} configurations, seed {asked.seed}, {asked.steps} steps, {asked.processes} processes"
     )
-    total = simulate(plan(chosen, asked.seed, asked.steps, asked.walk_steps), asked.processes)
+    walks = plan(chosen, asked.seed, asked.steps, asked.walk_steps, asked.tiers)
+    total = simulate(walks, asked.processes)
     show(total)
     for failure in total.failures:
         print(f"{failure.kind}: {failure.command}")

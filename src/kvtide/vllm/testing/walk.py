@@ -17,14 +17,16 @@ from kvtide.jobs import Direction, JobId
 from kvtide.testing.clock import VirtualClock
 from kvtide.testing.faulty import EndlessWaitError
 from kvtide.vllm.testing.asks import Ask, Asker
-from kvtide.vllm.testing.below import lower_of
+from kvtide.vllm.testing.below import lower_of, shared_of, store_of
 from kvtide.vllm.testing.configuration import FLUSH_LIMIT_S, Configuration
 from kvtide.vllm.testing.copies import Copies
 from kvtide.vllm.testing.counting import count
 from kvtide.vllm.testing.days import Day, draw_day
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.lanes import Lanes
+from kvtide.vllm.testing.neighbours import Neighbours
 from kvtide.vllm.testing.promises import HangError
+from kvtide.vllm.testing.questions import Questions
 from kvtide.vllm.testing.ranks import own_metadata, siblings_of
 from kvtide.vllm.testing.report import Report
 from kvtide.vllm.testing.resets import Resets
@@ -56,16 +58,19 @@ class Walk:
     Args:
         configuration: What kind of engine.
         seed: The only source of choice.
+        tiers: With such ones below host memory for certain, see ``Configuration.shape``.
     """
 
-    def __init__(self, configuration: Configuration, seed: int) -> None:
+    def __init__(self, configuration: Configuration, seed: int, tiers: str = "") -> None:
         self._chance = random.Random(f"{configuration.name} {seed}")
         self._folder = tempfile.TemporaryDirectory(dir=SHARED_MEMORY if SHARED_MEMORY.is_dir() else None)
         folder = Path(self._folder.name)
-        self.shape = configuration.shape(self._chance, folder / "disk")
+        self.shape = configuration.shape(self._chance, folder / "disk", tiers)
         self.clock = VirtualClock()
+        self._store = store_of(self.shape.settings)
         self.copies = Copies(random.Random(self._chance.random()), self.clock, FLUSH_LIMIT_S)
         self.lanes = Lanes(random.Random(self._chance.random()), self.clock)
+        self.lanes.questions.told = self._store.gone  # what is told is a hint: the books may be wrong
         self.engine = ModelEngine(
             folder / "model",
             self.shape,
@@ -73,6 +78,7 @@ class Walk:
             self.clock,
             random.Random(self._chance.random()),
             self.lanes.lane,
+            self.lanes.prober,
         )
         self.engine.runner.between = self._between
         self.report = Report()
@@ -85,7 +91,10 @@ class Walk:
         self._furthest: dict[str, int] = {}
         happened = self.report.happened
         self.resets = Resets(self.engine, self.copies, happened, self._chance, self._turn)
-        self.restarts = Restarts(self.engine, self.copies, self.lanes, happened, self._chance)
+        self.restarts = Restarts(self.engine, self.copies, self.lanes, self.clock, happened, self._chance)
+        self.questions = Questions(self.engine, self.clock, happened)
+        self.neighbours = Neighbours(self._store, happened, self._chance)
+        self._watch()
         self._below: Below | None = None
         if lower_of(self.engine) is not None:
             chance = self._chance
@@ -100,14 +109,15 @@ class Walk:
             "load together": self._load_together,
             "abort what loads again": self._abort_what_loads_again,
             "forget device": self.resets.device,
-            "reset": self.resets.connector,
-            "reset running": self.resets.running,
+            "reset": lambda: self._reset(self.resets.connector),
+            "reset running": lambda: self._reset(self.resets.running),
             "forget running": self.resets.running_device_alone,
             "restart": self._restart_by_chance,
             "pause": self._pause,
             "sleep": lambda: self.resets.sleep(self._aborted),
             "jump": self._jump,
             "update early": self._update_early,
+            "neighbours": self._neighbours,
             "earlier again": self._ask_earlier_again,
             "check device": self._check_device,
             "check books": self._check_books,
@@ -129,6 +139,7 @@ class Walk:
             raise HangError(str(error)) from error
         finally:
             count(self.report, self.engine, self.copies, self.lanes)
+            self.report.happened.update(self._store.happened)
             self.lanes.kill()
             self.engine.close()
             self._folder.cleanup()
@@ -156,7 +167,7 @@ class Walk:
         self._asker.new_day(day.crowded, many)
         self.report.happened[f"day: {day.sort}"] += 1
         self.copies.go_like(day.copies)
-        self.lanes.go_like(day.calls)
+        self.lanes.go_like(day.calls, day.questions)
         if self._below is not None:
             self.report.happened[f"tiers: {day.weather}"] += 1
         self._let_ranks_be_as_today()
@@ -353,6 +364,14 @@ class Walk:
         for ask in self._asker.again(self._chance.randrange(1, 6)):
             self._ask(ask)
 
+    def _reset(self, reset: Callable[[], None]) -> None:
+        """Reset, and ask what a shared tier may have kept over it, or what others have of other weights."""
+        reset()
+        if shared_of(self.engine):
+            self.neighbours.keep_their_own()
+            for ask in self._asker.again(self._chance.randrange(1, 6)):
+                self._ask(ask)
+
     def _load_together(self) -> None:
         """Have prompts that fill the device loaded at the same time, and nothing that runs beside them."""
         self.copies.go_like({})
@@ -406,8 +425,18 @@ class Walk:
         for forgotten in (self._asked, self._aborted, self._given_up, self._furthest):
             forgotten.clear()
         self._idle_turns = 0
+        self._watch()
         self.resets.begin_anew()
         self._let_ranks_be_as_today()
+
+    def _watch(self) -> None:
+        """Have a process that has begun be watched, and have neighbours."""
+        self.questions.watch()
+        self.neighbours.move_in(shared_of(self.engine))
+
+    def _neighbours(self) -> None:
+        if shared_of(self.engine):
+            self.neighbours.act()
 
     def _pause(self) -> None:
         state = self._chance.choice((PauseState.PAUSED_ALL, PauseState.PAUSED_NEW))
@@ -418,7 +447,9 @@ class Walk:
         self.engine.scheduler.set_pause_state(PauseState.UNPAUSED)
 
     def _jump(self) -> None:
-        self.clock.advance(self._chance.choice(self._day.jumps_s))
+        # What a shared tier has told is taken to be so for half a minute.
+        longer_s = (40.0,) if shared_of(self.engine) else ()
+        self.clock.advance(self._chance.choice((*self._day.jumps_s, *longer_s)))
         self.report.happened["time jumps"] += 1
 
     def _update_early(self) -> None:
@@ -434,6 +465,7 @@ class Walk:
     def _check_books(self) -> None:
         self.report.happened["books checked"] += 1
         check_books(self.engine)
+        self.questions.check()
 
     def _between(self) -> None:
         self.clock.advance(0.0001)

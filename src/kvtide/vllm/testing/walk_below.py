@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from kvtide.vllm.testing.asks import Ask
-from kvtide.vllm.testing.below import check_below, is_settled
+from kvtide.vllm.testing.below import check_below, is_settled, shared_of
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.lanes import Lanes
 from kvtide.vllm.testing.promises import HangError
@@ -94,6 +94,8 @@ class Below:
         self._happened["tokens due from below"] += found.due_tokens
         if found.promoted_chunks:
             self._happened[f"hit again from below, {how}"] += 1
+            if shared_of(self._engine):
+                self._happened[f"hit again from shared, {how}"] += found.shared_chunks > 0
             if "disk" in settings:
                 self._happened[f"hit again from below: {settings['disk_demotion']}"] += 1
         self.check()
