@@ -11,13 +11,16 @@ from kvtide.config import KVTideConfig
 from kvtide.manager.shared import CONFIRMED_FOR_S
 from kvtide.testing import VirtualClock
 from kvtide.testing.shared_memory_tier import Store, is_private
+from kvtide.tiers.records import DOUBTFUL
+from kvtide.tiers.shared import SharedTier
 from kvtide.vllm.testing.below import check_below, is_settled, lower_of, shared_of, store_of
 from kvtide.vllm.testing.copies import Copies
 from kvtide.vllm.testing.engine import ModelEngine
 from kvtide.vllm.testing.groups import GroupShape, Kind
 from kvtide.vllm.testing.lanes import Lanes
 from kvtide.vllm.testing.model import PatternModel
-from kvtide.vllm.testing.promises import HangError, LeakError
+from kvtide.vllm.testing.neighbours import Neighbours
+from kvtide.vllm.testing.promises import HangError, LeakError, WrongBytesError
 from kvtide.vllm.testing.questions import Questions
 from kvtide.vllm.testing.rest import check_rest
 from kvtide.vllm.testing.shape import EngineShape
@@ -239,6 +242,25 @@ def test_a_chunk_of_which_one_rank_lacks_its_part_is_put_right(tmp_path: Path) -
 
 
 # -- whether the watch can fail -------------------------------------------------------------------------
+
+
+def test_names_that_two_servers_share_after_their_resets_are_noticed(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def begin(self: SharedTier, trusted: bool = False) -> None:
+        self.generation = DOUBTFUL | 1
+
+    monkeypatch.setattr(SharedTier, "begin_generation", begin)
+    neighbours = Neighbours(rig.store, rig.happened, random.Random(6))
+    neighbours.move_in(shared_of(rig.engine))
+    rig.ask("before")
+    assert rig.engine.scheduler.reset_prefix_cache(reset_connector=True)
+    rig.engine.oracle.new_weights()
+    rig.rest()
+    neighbours.keep_their_own()
+    rig.ask("after")
+    with pytest.raises(WrongBytesError):
+        rig.check()
 
 
 def test_books_that_name_what_nobody_ever_wrote_are_noticed(rig: Rig) -> None:

@@ -40,6 +40,7 @@ class Questions:
         self._happened = happened
         self._held_s: dict[str, float] = {}
         self._wait_s = engine.connector._settings.probe_wait_s
+        self._told_to: dict[tuple[int, ...], int] = {}
         self._apart = False
         self._probes: Probes | None = None
 
@@ -48,6 +49,7 @@ class Questions:
         lower = lower_of(self._engine)
         self._probes = probes = None if lower is None else lower._probes
         self._held_s.clear()
+        self._told_to.clear()
         self._apart = False
         if probes is None:
             return
@@ -129,6 +131,10 @@ class Questions:
         if not answer.present:
             return inner(question, answer)
         run, tier, present = question.runs[answer.part], question.tier, list(answer.present)
+        part = answer.question_id, answer.part
+        if answer.start != self._told_to.get(part, run.start):
+            raise LeakError(f"{tier.plan.name}: {answer} leaves chunks out")
+        self._told_to[part] = answer.start + len(present)
         before = self._first_lacking(tier, run)
         changed = inner(question, answer)
         # What a read did not find is not believed.

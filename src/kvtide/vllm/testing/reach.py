@@ -50,7 +50,8 @@ class Reach:
     def of_chunks(self, chunk_count: int) -> int:
         """Tokens at whose end a request can go on that so many chunks of one prefix hold."""
         tokens = chunk_count * self._chunk_tokens(self._kept[0])
-        return tokens - tokens % self.interval_tokens
+        reached = tokens - tokens % self.interval_tokens
+        return reached if reached > self._replayed_tokens else 0
 
     def chunks(self, token_count: int) -> int:
         """Chunks of all groups that so many tokens take at most."""
