@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo restart-demo test test-tiers servers sim mutants kill-trial frozen-disk check bench clean
+.PHONY: help setup demo restart-demo test test-tiers servers sim mutants kill-trial frozen-disk frozen-store check bench clean
 
 help: ## what can be run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -46,7 +46,10 @@ kill-trial: setup ## a process that writes to the disk tier is killed at random 
 	@$(BIN)/python scripts/kill_trial.py $(if $(KILLS),--kills $(KILLS),)
 
 frozen-disk: setup ## a real engine under load, with a disk whose reads never return and without one (about five minutes)
-	@$(BIN)/python scripts/frozen_disk.py
+	@$(BIN)/python scripts/frozen_trial.py disk-frozen
+
+frozen-store: servers ## the same with shared stores: frozen, slow, half dead, leaderless (KIND=name runs one; about four minutes each)
+	@$(BIN)/python scripts/frozen_trial.py $(KIND)
 
 bench: setup ## benchmarks into build/bench (ONLY=name runs one)
 	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY),)

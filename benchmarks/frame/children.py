@@ -8,11 +8,14 @@ import contextlib
 import importlib
 import multiprocessing
 import os
+import signal
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -69,8 +72,7 @@ def in_child(
         process.join(END_LIMIT_S)
     finally:
         pipe.close()
-        process.kill()
-        process.join()
+        _end(process)
     return answer
 
 
@@ -92,8 +94,17 @@ def _answer(pipe: Connection, name: str, log: Path, tell: Tell, limit_s: float) 
         tell(said)
 
 
+def _end(process: BaseProcess) -> None:
+    """End it if it has not ended; what it had started it ends before."""
+    process.terminate()
+    process.join(END_LIMIT_S)
+    process.kill()
+    process.join()
+
+
 def _serve(pipe: Connection, log: str, function: str, arguments: tuple[Any, ...]) -> None:
     print_into(log)
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(f"ended by signal {number}"))
     try:
         module, _, name = function.partition(":")
         answer = _Done(getattr(importlib.import_module(module), name)(pipe.send, *arguments))

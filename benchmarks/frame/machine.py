@@ -81,11 +81,13 @@ class Bystanders:
     Attributes:
         others_cores: Processor time of others over the time that passed; valid after the block.
         stolen_cores: The same for what the hypervisor took away.
+        own_s: Processor time of its own, in seconds.
     """
 
     def __init__(self) -> None:
         self.others_cores = 0.0
         self.stolen_cores = 0.0
+        self.own_s = 0.0
 
     def __enter__(self) -> Self:
         self._before = _read()
@@ -96,7 +98,8 @@ class Bystanders:
     ) -> None:
         before, after = self._before, _read()
         passed_s = max(after.at_s - before.at_s, 1e-9)
-        others_s = (after.busy_s - before.busy_s) - (after.own_s - before.own_s)
+        self.own_s = after.own_s - before.own_s
+        others_s = (after.busy_s - before.busy_s) - self.own_s
         # Busy time is counted in ticks and our own exactly: a small difference can be below 0.
         self.others_cores = max(0.0, others_s / passed_s)
         self.stolen_cores = max(0.0, (after.stolen_s - before.stolen_s) / passed_s)

@@ -6,17 +6,16 @@ what is timed. Knows turns and clocks; what an arm does is in the files beside t
 """
 
 import os
-import resource
 import shutil
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from benchmarks.frame.children import Tell
-from benchmarks.frame.machine import Bystanders, wait_quiet
+from benchmarks.frame.machine import wait_quiet
 from benchmarks.frame.rounds import rounds
 from benchmarks.storage import plain
+from benchmarks.storage.clock import timed
 from benchmarks.storage.native import NativeTier
 from benchmarks.storage.ours import OurTier
 from benchmarks.storage.pages import Pages
@@ -31,7 +30,7 @@ from benchmarks.storage.vocabulary import (
     size_name,
 )
 
-Arm = Callable[[], None]
+Arm = Callable[[], object]
 
 WAIT_LIMIT_S = 3.0  # for quiet, before each size
 
@@ -82,7 +81,7 @@ def _reads(
     path, offsets = ours.places(direct)
     descriptor = plain.opened(path, direct)
     arms: dict[str, Arm] = {
-        OURS: lambda: _nothing(ours.read()),
+        OURS: ours.read,
         PLAIN: lambda: plain.move(os.preadv, descriptor, offsets, pages, thread_count),
         NATIVE: lambda: native.read(1),
         NATIVE_SPLIT: lambda: native.read(thread_count),
@@ -94,7 +93,7 @@ def _reads(
         for arm in order:
             pages.spoil()
             _forget_cached(place)
-            samples.append({"what": READ, "round": index, "arm": arm, **_timed(arms[arm], pages)})
+            samples.append({"what": READ, "round": index, "arm": arm, **timed(arms[arm], len(pages.view))})
             samples[-1]["wrong_pages"] = pages.wrong_pages()
     os.close(descriptor)
     ours.close()
@@ -113,7 +112,7 @@ def _writes(
         for arm in order:
             fresh = place / f"write-{index}-{arm}"
             write, close = _writer(arm, fresh, pages, thread_count, direct)
-            samples.append({"what": WRITE, "round": index, "arm": arm, **_timed(write, pages)})
+            samples.append({"what": WRITE, "round": index, "arm": arm, **timed(write, len(pages.view))})
             samples[-1]["wrong_pages"] = 0
             close()
     pages.close()
@@ -124,7 +123,7 @@ def _writer(arm: str, fresh: Path, pages: Pages, thread_count: int, direct: bool
     """Make an arm that writes into a folder of its own, and what ends it."""
     if arm == OURS:
         ours = OurTier(fresh, pages, thread_count)
-        return lambda: _nothing(ours.write()), ours.close
+        return ours.write, ours.close
     if arm == NATIVE:
         native = NativeTier(fresh, pages)
         return native.write, native.close
@@ -138,21 +137,6 @@ def _writer(arm: str, fresh: Path, pages: Pages, thread_count: int, direct: bool
     return write, lambda: None
 
 
-def _timed(arm: Arm, pages: Pages) -> dict[str, Any]:
-    began_cpu_s = _cpu_s()
-    with Bystanders() as bystanders:
-        began_s = time.perf_counter()
-        arm()
-        wall_s = time.perf_counter() - began_s
-    return {
-        "wall_s": wall_s,
-        "cpu_s": _cpu_s() - began_cpu_s,
-        "byte_count": len(pages.view),
-        "others_cores": bystanders.others_cores,
-        "stolen_cores": bystanders.stolen_cores,
-    }
-
-
 def _forget_cached(place: Path) -> None:
     """Let the page cache forget the files: without direct I/O the second arm would read memory."""
     for path in place.rglob("*"):
@@ -160,12 +144,3 @@ def _forget_cached(place: Path) -> None:
             descriptor = os.open(path, os.O_RDONLY)
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
-
-
-def _nothing(outcome: object) -> None:
-    del outcome
-
-
-def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime

@@ -7,6 +7,7 @@ once, so that nothing on the way can be shorter than it looks. Knows bytes; does
 import time
 
 import numpy as np
+import xxhash
 
 from kvtide.transfer.pool import HostPool
 
@@ -34,7 +35,13 @@ class Pages:
             time.sleep(0.01)
         self.view = memoryview(self._pool.view)
         """``uint8[byte_count]``."""
+        self._digests: list[int] = []
         self._first_words = self._pool.view.view(np.uint64)[:: PAGE_BYTES // 8]
+
+    @property
+    def address(self) -> int:
+        """Of the first byte."""
+        return int(self._pool.view.ctypes.data)
 
     def chunk(self, index: int) -> memoryview:
         """``uint8[chunk_bytes]``."""
@@ -49,6 +56,15 @@ class Pages:
             part = whole[begin : begin + DRAWN_BYTES]
             part[:] = drawn[: len(part)]
         self._first_words[:] = np.arange(1, len(self._first_words) + 1)
+        self._digests = [self._digest(index) for index in range(self.chunk_count)]
+
+    def blank(self) -> None:
+        """Leave nothing of what should be there."""
+        self._pool.view[:] = 0
+
+    def wrong_chunks(self) -> int:
+        """Count chunks that are not, byte for byte, the ones they should be."""
+        return sum(self._digest(index) != due for index, due in enumerate(self._digests))
 
     def spoil(self) -> None:
         """Make no page the one it should be."""
@@ -57,6 +73,9 @@ class Pages:
     def wrong_pages(self) -> int:
         """Count pages that are not the ones they should be."""
         return int((self._first_words != np.arange(1, len(self._first_words) + 1)).sum())
+
+    def _digest(self, index: int) -> int:
+        return xxhash.xxh3_64_intdigest(self.chunk(index))
 
     def close(self) -> None:
         """Give the memory back."""

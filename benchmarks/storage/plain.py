@@ -37,21 +37,40 @@ def move(call: Move, descriptor: int, offsets: Sequence[int], pages: Pages, thre
     Raises:
         RuntimeError: A call moved less than it should.
     """
-    turn = itertools.count()  # one step of the interpreter: no two threads get the same number
     short: list[int] = []
 
-    def work() -> None:
-        while (index := next(turn)) < pages.chunk_count:
-            if call(descriptor, [pages.chunk(index)], offsets[index]) != pages.chunk_bytes:
-                short.append(index)
+    def work(index: int) -> None:
+        if call(descriptor, [pages.chunk(index)], offsets[index]) != pages.chunk_bytes:
+            short.append(index)
 
-    threads = [threading.Thread(target=work) for _ in range(thread_count)]
+    in_turns(work, pages.chunk_count, thread_count)
+    if short:
+        raise RuntimeError(f"{len(short)} chunks were not moved whole")
+
+
+def in_turns(work: Callable[[int], None], count: int, thread_count: int) -> None:
+    """Call ``work`` with every number below ``count``, in so many threads that each take the next one.
+
+    Raises:
+        Exception: What a call raised; its thread did no more, the others went on.
+    """
+    turn = itertools.count()  # one step of the interpreter: no two threads get the same number
+    trouble: list[Exception] = []
+
+    def take() -> None:
+        try:
+            while (index := next(turn)) < count:
+                work(index)
+        except Exception as error:
+            trouble.append(error)
+
+    threads = [threading.Thread(target=take) for _ in range(thread_count)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    if short:
-        raise RuntimeError(f"{len(short)} chunks were not moved whole")
+    if trouble:
+        raise trouble[0]
 
 
 def preallocated(path: Path, pages: Pages, direct: bool) -> tuple[int, list[int]]:

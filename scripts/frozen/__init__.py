@@ -1,1 +1,1 @@
-"""The parts of ``scripts/frozen_disk.py``."""
+"""The parts of ``scripts/frozen_trial.py``."""

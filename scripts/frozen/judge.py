@@ -18,6 +18,10 @@ MAX_TTFT_RATIO = 1.10
 MAX_HOOK_MS = 5.0
 QUIET_CORES = 0.1
 
+TROUBLE = ("tier_probes_late{", "tier_passed_over_chunks{")
+TROUBLE_ENDS = (",late}", ",unavailable}", ",out}")
+"""How kvtide's counters begin, or end, that grow when a tier does not answer, or not in time."""
+
 
 class UnfitError(Exception):
     """The rounds are not of what the bars are about; says in what."""
@@ -36,8 +40,9 @@ class Round:
         call_count: Calls of hooks.
         in_service: Whether kvtide still used the tier afterwards; None without one.
         stuck_threads: Threads that slept in the kernel afterwards and could not be woken.
-        counted: kvtide's own counters and gauges of the tier, at the end.
+        counted: kvtide's own counters of the tier, since it was frozen.
         others_cores: Processor time that others used meanwhile, over the time that passed.
+        held_count: What the medium itself says it has held back since it was frozen.
     """
 
     index: int
@@ -50,6 +55,17 @@ class Round:
     stuck_threads: int
     counted: Mapping[str, float]
     others_cores: float
+    held_count: int = 0
+
+    @property
+    def was_felt(self) -> bool:
+        """Whether somebody wanted something of the medium that did not come, or came late."""
+        troubles = (
+            value
+            for name, value in self.counted.items()
+            if name.startswith(TROUBLE) or name.endswith(TROUBLE_ENDS)
+        )
+        return self.in_service is False or self.stuck_threads > 0 or self.held_count > 0 or sum(troubles) > 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +77,11 @@ class Verdict:
         p50_ms: Time to first token, by arm.
         p95_ms: Time to first token, by arm.
         ttft_ratio: Of the latter, with the tier over without.
-        slowest: The slowest call of a hook beside the frozen tier, without waiting for a core.
+        slowest: The slowest call of a hook above the frozen tier, without waiting for a core.
         call_count: Of hooks there.
         failures: What went wrong, one a failed request, both arms.
         left_out_after: Round after which kvtide had left the tier out; None when it never did.
+        counted: kvtide's own counters of the tier, from the freeze to the end.
         quiet_rounds: In so many others used next to nothing of the machine, whichever side had its turn.
     """
 
@@ -76,6 +93,7 @@ class Verdict:
     call_count: int
     failures: tuple[str, ...]
     left_out_after: int | None
+    counted: Mapping[str, float]
     quiet_rounds: int
 
     @property
@@ -112,8 +130,9 @@ def judge(rounds: Sequence[Round]) -> Verdict:
     if min(requests.values()) < MIN_REQUESTS:
         raise UnfitError(f"{requests[TIER]} requests a side; {MIN_REQUESTS} are needed")
     out = [one.index for one in by_arm[TIER] if one.in_service is False]
-    if not out and not all(one.stuck_threads for one in by_arm[TIER]):
-        raise UnfitError("no read was seen to hang: nothing was frozen, or nothing wanted to read")
+    has_tier = any(one.in_service is not None for one in by_arm[TIER])
+    if has_tier and not out and not all(one.was_felt for one in by_arm[TIER]):
+        raise UnfitError("nobody was seen to miss it: nothing was frozen, or nothing was wanted of it")
     slow = [call for one in by_arm[TIER] for call in one.slowest]
     if not slow:
         raise UnfitError("no hook was called")
@@ -134,5 +153,6 @@ def judge(rounds: Sequence[Round]) -> Verdict:
         call_count=sum(one.call_count for one in by_arm[TIER]),
         failures=tuple(f"round {one.index}, {one.arm}: {why}" for one in rounds for why in one.failed if why),
         left_out_after=min(out, default=None),
+        counted={name: value for name, value in by_arm[TIER][-1].counted.items() if value},
         quiet_rounds=len(set(sizes[TIER]) - {one.index for one in rounds if one.others_cores > QUIET_CORES}),
     )

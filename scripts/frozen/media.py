@@ -1,4 +1,4 @@
-"""Disks that stop answering when they are told to, and go on when they are let.
+"""What can lie below host memory and stop answering when it is told to; and the disks among it.
 
 ``ThrottledDisk`` is real: a file system of its own on a loop device, whose reads the kernel holds back for
 one process. Threads that read sleep in the kernel and cannot be woken, as with a disk or a network file
@@ -19,11 +19,11 @@ IMAGE_BYTES = 2 << 30
 
 
 class Medium(Protocol):
-    """A disk that can be frozen.
+    """What can be frozen.
 
     Attributes:
         name: For people.
-        tier: The name of kvtide's tier on it.
+        tier: The name of kvtide's tier on it; "" when there is none.
     """
 
     name: str
@@ -33,13 +33,41 @@ class Medium(Protocol):
         """Settings of kvtide that put a tier on it."""
 
     def freeze(self, process_id: int) -> None:
-        """Let no read of this process return from now on."""
+        """Let it be for this process from now on as its kind says: reads do not return, calls take long."""
 
     def thaw(self) -> None:
         """Let everything return."""
 
     def close(self) -> None:
         """Leave nothing behind; whoever used it has ended."""
+
+    def held_count(self) -> int:
+        """Calls that it has held back since it was frozen, as far as it can tell; else 0."""
+
+
+class Nothing:
+    """No medium: what the trial then finds between its engines is its own error."""
+
+    name = "nothing: neither engine has a tier"
+    tier = ""
+
+    def __init__(self, folder: Path) -> None:
+        pass
+
+    def settings(self) -> Mapping[str, Any]:
+        return {}
+
+    def freeze(self, process_id: int) -> None:
+        pass
+
+    def thaw(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+    def held_count(self) -> int:
+        return 0
 
 
 class HeldMemory:
@@ -69,6 +97,9 @@ class HeldMemory:
 
     def close(self) -> None:
         self.thaw()
+
+    def held_count(self) -> int:
+        return 0
 
 
 class ThrottledDisk:
@@ -111,6 +142,9 @@ class ThrottledDisk:
     def close(self) -> None:
         while self._undo:
             self._undo.pop()()
+
+    def held_count(self) -> int:
+        return 0
 
     def _limit(self, bytes_per_s: int) -> None:
         """Set the limit for reads; 0 is none.

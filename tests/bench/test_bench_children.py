@@ -36,6 +36,13 @@ def hangs(tell: Tell) -> None:
     time.sleep(60)
 
 
+def tidies(tell: Tell, path: str) -> None:
+    try:
+        time.sleep(60)
+    finally:
+        Path(path).write_text("tidy")
+
+
 def test_the_answer_and_what_was_told_come_back_and_the_rest_is_in_the_log(tmp_path: Path) -> None:
     assert ask("tells", tmp_path, "add", KVTIDE_TOLD="yes") == (["add", "yes"], ["about to add"])
     assert (tmp_path / "log").read_text() == "a line for the log\n"
@@ -57,3 +64,9 @@ def test_a_process_that_takes_too_long_is_ended(tmp_path: Path) -> None:
     with pytest.raises(UnfitError, match="no answer within 1 s"):
         ask("hangs", tmp_path, limit_s=1)
     assert time.monotonic() - began_s < 20
+
+
+def test_a_process_that_is_ended_ends_first_what_it_had_begun(tmp_path: Path) -> None:
+    with pytest.raises(UnfitError, match="no answer within 1 s"):
+        ask("tidies", tmp_path, str(tmp_path / "left"), limit_s=1)
+    assert (tmp_path / "left").read_text() == "tidy"

@@ -18,7 +18,8 @@ import pytest
 
 from kvtide.errors import CorruptRecordError, TierError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey, split_offload_key
-from kvtide.testing.servers.mooncake import Store, free_port, mooncake_store
+from kvtide.testing.servers.mooncake import Store, mooncake_store
+from kvtide.testing.servers.process import free_port
 from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
 from kvtide.tiers.base import Tier, TierPlace, Written
 from kvtide.tiers.mooncake import MooncakeTier

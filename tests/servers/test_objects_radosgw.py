@@ -6,13 +6,13 @@ from typing import Any
 
 import obstore
 import pytest
+from over_s3 import OverS3, tier_of
 
 from kvtide.errors import TierUnavailableError
 from kvtide.testing.servers.s3 import S3Server, missing_for_radosgw, radosgw_server
-from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
-from kvtide.tiers.base import TierPlace, Written
-from kvtide.tiers.objects import ObjectsTier
-from kvtide.tiers.records import HEADER_BYTES, RecordIdentity, RecordRun
+from kvtide.testing.tiers import DEADLINE_S, PAYLOAD_BYTES, name_of, payload_of
+from kvtide.tiers.base import Written
+from kvtide.tiers.records import RecordRun
 
 MISSING = missing_for_radosgw()
 pytestmark = pytest.mark.skipif(
@@ -41,26 +41,10 @@ def place(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     }
 
 
-def tier_of(options: dict[str, Any], identity: RecordIdentity = IDENTITY) -> ObjectsTier:
-    return ObjectsTier.build(TierPlace(identity, 0, 0, options))
-
-
-class TestOverRadosgw(TierTests):
+class TestOverRadosgw(OverS3):
     @pytest.fixture
     def place(self, place: dict[str, Any]) -> dict[str, Any]:
         return place
-
-    def make(self, place: dict[str, Any], identity: RecordIdentity) -> ObjectsTier:
-        return tier_of(place, identity)
-
-    def damage(self, tier: ObjectsTier, key: Any) -> None:
-        store, path = tier._bucket._store, tier._path_of(key)
-        record = bytearray(obstore.get(store, path).bytes())
-        record[HEADER_BYTES + 100] ^= 4
-        obstore.put(store, path, bytes(record))
-
-    def lose(self, tier: ObjectsTier, key: Any) -> None:
-        obstore.delete(tier._bucket._store, tier._path_of(key))
 
 
 def test_packed_chunks_are_read_by_another_server(place: dict[str, Any]) -> None:

@@ -13,13 +13,14 @@ from typing import Any
 
 import obstore
 import pytest
+from over_s3 import OverS3, tier_of
 
 from kvtide.errors import CorruptRecordError, TierFullError, TierUnavailableError
 from kvtide.testing.servers.s3 import S3Server, moto_checks_signatures, moto_server
-from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, TierTests, name_of, payload_of
-from kvtide.tiers.base import TierPlace, Written
+from kvtide.testing.tiers import DEADLINE_S, PAYLOAD_BYTES, name_of, payload_of
+from kvtide.tiers.base import Written
 from kvtide.tiers.objects import ObjectsTier
-from kvtide.tiers.records import HEADER_BYTES, RecordIdentity, RecordRun
+from kvtide.tiers.records import RecordRun
 
 SECRET = "a-secret-that-nobody-may-see"
 
@@ -58,26 +59,10 @@ def options_for(endpoint: str, url: str = "", **more: Any) -> dict[str, Any]:
     }
 
 
-def tier_of(options: dict[str, Any], identity: RecordIdentity = IDENTITY) -> ObjectsTier:
-    return ObjectsTier.build(TierPlace(identity, 0, 0, options))
-
-
-class TestOverHTTP(TierTests):
+class TestOverHTTP(OverS3):
     @pytest.fixture
     def place(self, server: S3Server) -> dict[str, Any]:
         return options_for(server.endpoint)
-
-    def make(self, place: dict[str, Any], identity: RecordIdentity) -> ObjectsTier:
-        return tier_of(place, identity)
-
-    def damage(self, tier: ObjectsTier, key: Any) -> None:
-        store, path = tier._bucket._store, tier._path_of(key)
-        record = bytearray(obstore.get(store, path).bytes())
-        record[HEADER_BYTES + 100] ^= 4
-        obstore.put(store, path, bytes(record))
-
-    def lose(self, tier: ObjectsTier, key: Any) -> None:
-        obstore.delete(tier._bucket._store, tier._path_of(key))
 
 
 def run_of(stop: int, start: int = 0) -> RecordRun:

@@ -13,7 +13,8 @@ import pytest
 from kvtide.errors import NodeUnavailableError, TierError, TierUnavailableError
 from kvtide.jobs import JobId
 from kvtide.keys import OffloadKey, split_offload_key
-from kvtide.testing.servers.valkey import PASSWORD, Server, cluster, redis_server, valkey_program, wait_until
+from kvtide.testing.servers.process import wait_until
+from kvtide.testing.servers.valkey import PASSWORD, Server, cluster, redis_server, valkey_program
 from kvtide.testing.tiers import IDENTITY, PAYLOAD_BYTES, name_of
 from kvtide.tiers import valkey_nodes
 from kvtide.tiers.base import TierPlace, Written

@@ -20,7 +20,7 @@ from kvtide.testing.tiers import DEADLINE_S, IDENTITY, PAYLOAD_BYTES, name_of, p
 from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.mooncake import MooncakeTier
 from kvtide.tiers.mooncake_client import environment_of_child
-from kvtide.tiers.mooncake_options import options_from
+from kvtide.tiers.mooncake_options import MooncakeOptions
 
 LIBRARY = """
 import ctypes, json, os, pathlib
@@ -130,7 +130,7 @@ def tier(library: Library) -> Iterator[MooncakeTier]:
 
 def tier_with(**options: object) -> MooncakeTier:
     options = {"master": "127.0.0.1:50051", "buffer": "1MiB", **options}
-    return MooncakeTier(TierPlace(IDENTITY, 0, 0, options), options_from(options))
+    return MooncakeTier(TierPlace(IDENTITY, 0, 0, options), MooncakeOptions.read_from(options))
 
 
 def written(tier: MooncakeTier, number: int = 1, deadline_s: float = DEADLINE_S) -> Written:

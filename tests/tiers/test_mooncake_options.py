@@ -13,14 +13,14 @@ from kvtide.testing.tiers import IDENTITY
 from kvtide.tiers.base import TierPlace
 from kvtide.tiers.mooncake import MooncakeTier
 from kvtide.tiers.mooncake_client import DEFAULT_VARIABLES
-from kvtide.tiers.mooncake_options import MooncakeOptions, options_from
+from kvtide.tiers.mooncake_options import MooncakeOptions
 from kvtide.tiers.named import SHORT_NAMES, check_tier, tier_named
 
 MASTER = "127.0.0.1:50051"
 
 
 def test_a_master_is_enough() -> None:
-    options = options_from({"master": MASTER})
+    options = MooncakeOptions.read_from({"master": MASTER})
     assert options.model_dump() == {
         "master": MASTER,
         "metadata": "P2PHANDSHAKE",
@@ -33,7 +33,9 @@ def test_a_master_is_enough() -> None:
 
 
 def test_sizes_are_written_as_everywhere() -> None:
-    options = options_from({"master": "store.example:50051", "segment": "4GiB", "buffer": 1 << 20})
+    options = MooncakeOptions.read_from(
+        {"master": "store.example:50051", "segment": "4GiB", "buffer": 1 << 20}
+    )
     assert (options.segment, options.buffer) == (4 << 30, 1 << 20)
 
 
@@ -41,7 +43,7 @@ def test_sizes_are_written_as_everywhere() -> None:
     "master", ["10.0.0.7:1", "[::1]:65535", "[fe80::1%eth0]:50051", "master-0.store_a:7"]
 )
 def test_masters_that_will_do(master: str) -> None:
-    assert options_from({"master": master}).master == master
+    assert MooncakeOptions.read_from({"master": master}).master == master
 
 
 @pytest.mark.parametrize(
@@ -68,13 +70,13 @@ def test_masters_that_will_do(master: str) -> None:
 def test_an_option_that_will_not_do_is_named(field: str, value: Any) -> None:
     options = {"master": MASTER, field: value}
     with pytest.raises(ConfigError, match=rf"^tiers\.options\.{field} = ") as raised:
-        options_from(options)
+        MooncakeOptions.read_from(options)
     assert raised.value.hint
 
 
 def test_without_a_master_it_is_asked_for() -> None:
-    with pytest.raises(ConfigError, match=r"^tiers\.options\.master = None: give host:port"):
-        options_from({})
+    with pytest.raises(ConfigError, match=r"^tiers\.options\.master = None: is needed: give host:port"):
+        MooncakeOptions.read_from({})
 
 
 @pytest.mark.parametrize(
@@ -88,7 +90,7 @@ def test_without_a_master_it_is_asked_for() -> None:
 )
 def test_a_secret_is_refused_and_not_repeated(wrong: dict[str, str]) -> None:
     with pytest.raises(ConfigError) as raised:
-        options_from({"master": MASTER, **wrong})
+        MooncakeOptions.read_from({"master": MASTER, **wrong})
     assert "hunter2" not in str(raised.value)
 
 
@@ -111,7 +113,9 @@ def test_the_documentation_names_every_option_and_what_the_library_is_told() -> 
     assert [name for name, _ in rows] == list(fields)
     for name, default in rows:
         if default:
-            assert options_from({"master": MASTER, name: default}) == options_from({"master": MASTER})
+            assert MooncakeOptions.read_from({"master": MASTER, name: default}) == MooncakeOptions.read_from(
+                {"master": MASTER}
+            )
     for variable, value in DEFAULT_VARIABLES.items():
         assert f"`{variable}={value}`" in text
 
@@ -121,4 +125,4 @@ def test_the_example_of_the_documentation_is_read() -> None:
     [example] = re.findall(r"```json\n(.*?)```", text, re.DOTALL)
     [entry] = json.loads(example)["tiers"]
     assert SHORT_NAMES[entry["class"]].endswith(".MooncakeTier")
-    assert options_from(entry["options"]).master == MASTER
+    assert MooncakeOptions.read_from(entry["options"]).master == MASTER

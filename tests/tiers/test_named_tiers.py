@@ -92,10 +92,15 @@ def test_a_disk_can_be_what_is_held(tmp_path: Path) -> None:
         ("kvtide.tiers.base.Tier", {}, "cannot be built from settings"),
         ("kvtide.testing.HeldTier", {}, "switch"),
         ("kvtide.testing.SlowTier", {"delay": 1}, "delay"),
-        ("kvtide.testing.FaultyTier", {"failing": {"sleep": [1]}}, "sleep"),
+        ("kvtide.testing.FaultyTier", {"failing": {"sleep": [1]}}, "options.failing = .* by kind of call"),
         ("kvtide.tiers.disk.DiskTier", {}, "folder"),
         ("kvtide.tiers.disk.DiskTier", {"folder": "x", "colour": 1}, "colour"),
-        ("kvtide.testing.MemoryTier", {"colour": 1}, "colour"),
+        (
+            "kvtide.tiers.disk.DiskTier",
+            {"folder": "x", "reserve_bytes": -1},
+            "reserve_bytes = -1: give a size",
+        ),
+        ("kvtide.testing.MemoryTier", {"colour": 1}, "options.colour = .* there are none"),
     ],
 )
 def test_what_cannot_be_built_is_refused_by_its_name(path: str, options: dict[str, Any], said: str) -> None:
@@ -142,12 +147,15 @@ def test_what_a_short_name_needs_is_imported_when_it_is_named_and_said_when_it_i
     assert module in str(caught.value)
 
 
-@pytest.mark.parametrize("path", ["kvtide.testing.MemoryTier", "kvtide.tiers.disk.DiskTier"])
-def test_a_private_tier_needs_a_limit(path: str) -> None:
+@pytest.mark.parametrize(
+    ("path", "options"),
+    [("kvtide.testing.MemoryTier", {}), ("kvtide.tiers.disk.DiskTier", {"folder": "/mnt/nvme"})],
+)
+def test_a_private_tier_needs_a_limit(path: str, options: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="say how many bytes the attic may take, such as 64GiB") as caught:
-        check_tier(path, "the attic", 0, {})
+        check_tier(path, "the attic", 0, options)
     assert (caught.value.setting, caught.value.value) == ("tiers.limit", 0)
-    check_tier(path, "the attic", 1, {})
+    check_tier(path, "the attic", 1, options)
 
 
 def test_a_shared_tier_needs_none_and_its_options_are_looked_at_without_building_it() -> None:

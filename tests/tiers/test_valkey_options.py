@@ -61,7 +61,7 @@ def test_addresses_are_written_as_people_do() -> None:
         (
             {"url": "redis://cache", "colour": SECRET},
             "colour",
-            "there is no such option: give one of url, cluster",
+            "there is no such option: there are url, cluster",
         ),
         ({"url": "redis://cache", "cluster": "perhaps"}, "cluster", "true or false"),
         ({"url": "redis://cache/1", "cluster": True}, "cluster", "database 0 only"),

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 
 import pytest
 from fakes import FakeRequest
@@ -10,7 +11,7 @@ from hypothesis import strategies as st
 from probed import GROUP, Half, promoted
 
 from kvtide.geometry import GroupGeometry, GroupKind
-from kvtide.transfer.read_pace import HALVED_S, LEAST_S, WEIGHT, ReadPace
+from kvtide.transfer.read_pace import HALVED_S, LEAST_S, LONGEST_HALVED_S, WEIGHT, ReadPace
 
 PROMPT = tuple(range(17))
 """Four chunks of four tokens, and the token that is always computed."""
@@ -60,6 +61,40 @@ def test_what_was_slow_is_half_forgotten_whenever_nothing_was_read_for_so_long()
     assert pace.chunk_s(100.0 + HALVED_S * 60) == 0.0, "in the end it is as if nobody had ever seen it"
     pace.note(4.0, 1, 100.0 + HALVED_S * 60)
     assert pace.chunk_s(100.0 + HALVED_S * 60) == 4.0
+
+
+WORTH_S = 1 / 64
+"""A tier is used where a chunk takes no longer."""
+
+
+def tried(pace: ReadPace, call_s: float, from_s: int, until_s: int) -> list[int]:
+    """Read, with calls of one length, in each second in which that seems worth it; returns these seconds."""
+    found = []
+    for now_s in range(from_s, until_s):
+        if pace.chunk_s(float(now_s)) <= WORTH_S:
+            found.append(now_s)
+            for _ in range(8):
+                pace.note(call_s, 1, float(now_s))
+    return found
+
+
+def test_a_tier_that_stays_too_slow_is_tried_ever_more_seldom_but_never_forgotten() -> None:
+    seconds = tried(ReadPace(4), 0.2, 0, 3600)
+    pauses_s = [after - before for before, after in pairwise(seconds)]
+    assert pauses_s[0] <= 1.5 * HALVED_S
+    assert pauses_s == sorted(pauses_s)
+    assert 3 * pauses_s[0] <= pauses_s[-1] <= 1.5 * LONGEST_HALVED_S
+    assert len(seconds) < 90, "a pause of always ten seconds would be 300 times in vain"
+
+
+def test_a_tier_that_has_become_fast_is_used_at_the_next_try_and_forgiven() -> None:
+    pace = ReadPace(4)
+    last_s = tried(pace, 0.2, 0, 3600)[-1]
+    fast = tried(pace, 0.001, 3600, 4000)
+    assert fast[0] - last_s <= 1.5 * LONGEST_HALVED_S
+    assert fast == list(range(fast[0], 4000))
+    slow = tried(pace, 0.2, 4000, 4100)
+    assert slow[1] - slow[0] <= 1.5 * HALVED_S, "as of a tier that was never slow"
 
 
 def test_a_time_before_the_last_call_forgets_nothing() -> None:

@@ -12,12 +12,15 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import Enum
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, ClassVar, Self, TypeVar
 
-from kvtide.errors import ConfigError, TierUnavailableError
+from pydantic import Field
+
+from kvtide.errors import TierUnavailableError
 from kvtide.keys import OffloadKey
 from kvtide.tiers.base import PrivateTier, TierPlace, Written
 from kvtide.tiers.named import tier_named
+from kvtide.tiers.options import TierOptions, option_error
 from kvtide.tiers.records import ChunkName, RecordHeader
 
 T = TypeVar("T")
@@ -40,12 +43,57 @@ class TierCall(Enum):
 WITH_DEADLINE = {TierCall.READ, TierCall.WRITE, TierCall.CONTAINS}
 
 
-def _built(of: Mapping[str, Any], place: TierPlace) -> PrivateTier:
-    path = of.get("class", "kvtide.testing.memory_tier.MemoryTier")
-    tier = tier_named(path, replace(place, options=of.get("options", {})))
-    if not isinstance(tier, PrivateTier):
-        raise ConfigError("tiers.options.of", path, "is no private tier")
-    return tier
+class _BeforeOptions(TierOptions):
+    """What all of them have."""
+
+    HINTS: ClassVar[Mapping[str, str]] = {"of": 'give {"class": "package.module.Class", "options": {...}}'}
+
+    of: dict[str, Any] = Field(default_factory=dict)
+
+    def inner(self, place: TierPlace) -> PrivateTier:
+        """Build the tier that is named."""
+        path = self.of.get("class", "kvtide.testing.memory_tier.MemoryTier")
+        tier = tier_named(path, replace(place, options=self.of.get("options", {})))
+        if not isinstance(tier, PrivateTier):
+            raise option_error("of", path, "is no private tier")
+        return tier
+
+
+def _unavailable() -> TierUnavailableError:
+    return TierUnavailableError("a fault was injected")
+
+
+class _FaultyOptions(_BeforeOptions):
+    HINTS: ClassVar[Mapping[str, str]] = {
+        **_BeforeOptions.HINTS,
+        "failing": 'give numbers by kind of call: {"read": [0, 3]}',
+        "error": "give what makes the error, which a file of settings cannot hold",
+    }
+
+    failing: dict[TierCall, set[int]] = Field(default_factory=dict)
+    error: Callable[[], Exception] = _unavailable
+
+
+class _SlowOptions(_BeforeOptions):
+    HINTS: ClassVar[Mapping[str, str]] = {
+        **_BeforeOptions.HINTS,
+        "delay_s": "give seconds",
+    }
+    SHOWN = frozenset({"delay_s"})
+
+    delay_s: float = Field(ge=0, allow_inf_nan=False)
+
+
+class _HeldOptions(_BeforeOptions):
+    HINTS: ClassVar[Mapping[str, str]] = {
+        **_BeforeOptions.HINTS,
+        "switch": "give the path of a file",
+        "holding": 'give kinds of calls: ["read", "write"]',
+    }
+    SHOWN = frozenset({"switch"})
+
+    switch: Path
+    holding: set[TierCall] = Field(default_factory=lambda: {TierCall.READ})
 
 
 class _Before(PrivateTier):
@@ -53,19 +101,6 @@ class _Before(PrivateTier):
 
     def __init__(self, inner: PrivateTier) -> None:
         self.inner = inner
-
-    @classmethod
-    def build(cls, place: TierPlace) -> Self:
-        options = dict(place.options)
-        inner = _built(options.pop("of", {}), place)
-        try:
-            return cls._of(inner, options)
-        except (KeyError, TypeError, ValueError) as error:
-            raise ConfigError("tiers.options", dict(place.options), f"{cls.__name__}: {error!r}") from None
-
-    @classmethod
-    def _of(cls, inner: PrivateTier, options: dict[str, Any]) -> Self:
-        return cls(inner, **options)
 
     def open(self) -> None:
         self._meet(TierCall.OPEN, self.inner.open, 0.0)
@@ -123,7 +158,7 @@ class FaultyTier(_Before):
         self,
         inner: PrivateTier,
         failing: Mapping[TierCall, Sequence[int] | set[int]] | None = None,
-        error: Callable[[], Exception] = lambda: TierUnavailableError("a fault was injected"),
+        error: Callable[[], Exception] = _unavailable,
     ) -> None:
         super().__init__(inner)
         self.failing = dict(failing or {})
@@ -132,10 +167,10 @@ class FaultyTier(_Before):
         self._lock = threading.Lock()
 
     @classmethod
-    def _of(cls, inner: PrivateTier, options: dict[str, Any]) -> Self:
+    def build(cls, place: TierPlace) -> Self:
         """From ``{"failing": {"read": [0, 3], ...}}``."""
-        failing = {TierCall(kind): set(numbers) for kind, numbers in options.pop("failing", {}).items()}
-        return cls(inner, failing, **options)
+        options = _FaultyOptions.read_from(place.options)
+        return cls(options.inner(place), options.failing, options.error)
 
     def _meet(self, kind: TierCall, call: Callable[[], T], deadline_s: float) -> T:
         with self._lock:
@@ -157,6 +192,12 @@ class SlowTier(_Before):
     def __init__(self, inner: PrivateTier, delay_s: float) -> None:
         super().__init__(inner)
         self.delay_s = delay_s
+
+    @classmethod
+    def build(cls, place: TierPlace) -> Self:
+        """From ``{"delay_s": seconds}``."""
+        options = _SlowOptions.read_from(place.options)
+        return cls(options.inner(place), options.delay_s)
 
     def _meet(self, kind: TierCall, call: Callable[[], T], deadline_s: float) -> T:
         if kind in WITH_DEADLINE and self.delay_s > deadline_s:
@@ -185,10 +226,10 @@ class HeldTier(_Before):
         self._changed = threading.Condition()
 
     @classmethod
-    def _of(cls, inner: PrivateTier, options: dict[str, Any]) -> Self:
+    def build(cls, place: TierPlace) -> Self:
         """From ``{"switch": path, "holding": ["read"]}``; of reads alone without ``holding``."""
-        holding = [TierCall(kind) for kind in options.pop("holding", ["read"])]
-        return cls(inner, holding, Path(options.pop("switch")), **options)
+        options = _HeldOptions.read_from(place.options)
+        return cls(options.inner(place), options.holding, options.switch)
 
     def held_count(self, kind: TierCall) -> int:
         """How many calls are kept now."""

@@ -4,9 +4,10 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from kvtide.errors import ConfigError, CorruptRecordError, TierFullError
+from kvtide.errors import CorruptRecordError, TierFullError
 from kvtide.keys import OffloadKey
 from kvtide.tiers.base import PrivateTier, TierPlace, Written
+from kvtide.tiers.options import TierOptions
 from kvtide.tiers.records import (
     HEADER_BYTES,
     ChunkName,
@@ -54,8 +55,7 @@ class MemoryTier(PrivateTier):
 
     @classmethod
     def build(cls, place: TierPlace) -> Self:
-        if place.options:
-            raise ConfigError("tiers.options", dict(place.options), "MemoryTier has none")
+        TierOptions.read_from(place.options)  # it has none
         return cls(place.identity, place.limit_bytes)
 
     def open(self) -> None:

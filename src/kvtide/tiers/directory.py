@@ -12,10 +12,9 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ByteSize
 
 from kvtide.errors import (
-    ConfigError,
     CorruptRecordError,
     NodeUnavailableError,
     TierFullError,
@@ -36,9 +35,10 @@ from kvtide.tiers.directory_files import (
 from kvtide.tiers.directory_folder import SharedFolder, file_system_of
 from kvtide.tiers.directory_lease import last_count
 from kvtide.tiers.directory_names import spread, temporary_in
+from kvtide.tiers.directory_options import DirectoryOptions
 from kvtide.tiers.directory_room import Room
 from kvtide.tiers.records import HEADER_BYTES, ChunkName
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, end_of
 
 logger = logging.getLogger(__name__)
 
@@ -47,48 +47,6 @@ WRITE_ATTEMPTS = 3
 
 TRIED_BYTES, TRY_S = 4096, 60.0
 """What is written and read back before anything else, and how long that may take."""
-
-
-class DirectoryOptions(BaseModel):
-    """``options`` of a tier of class ``directory``.
-
-    Attributes:
-        path: The folder; absolute. What is above it has to be there.
-        fsync: Wait for the medium before a record can be found.
-    """
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
-
-    path: str = Field(min_length=2, max_length=2048)
-    fsync: bool = False
-
-    @field_validator("path")
-    @classmethod
-    def _absolute(cls, path: str) -> str:
-        if not path.startswith("/") or "\0" in path:
-            raise ValueError("give an absolute path, such as /mnt/kv/kvtide/records")
-        return os.path.normpath(path)
-
-
-def options_of(options: Mapping[str, Any]) -> DirectoryOptions:
-    """Read what the user wrote.
-
-    Raises:
-        ConfigError: It will not do; names the option.
-    """
-    try:
-        return DirectoryOptions.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors()[0]
-        setting = ".".join(("tiers.options", *(str(part) for part in first["loc"])))
-        known = ", ".join(DirectoryOptions.model_fields)
-        hints = {
-            "missing": "is needed: an absolute path, such as /mnt/kv/kvtide/records",
-            "extra_forbidden": f"there is no such option of a directory: there are {known}",
-        }
-        value = "" if first["type"] == "missing" else first["input"]
-        said = first["msg"].removeprefix("Value error, ")
-        raise ConfigError(setting, value, hints.get(first["type"], said)) from None
 
 
 def shown(byte_count: int) -> str:
@@ -114,11 +72,11 @@ class DirectoryTier(SharedTier):
 
     @classmethod
     def build(cls, place: TierPlace) -> Self:
-        return cls(place, options_of(place.options))
+        return cls(place, DirectoryOptions.read_from(place.options))
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        options_of(options)
+        DirectoryOptions.read_from(options)
 
     def open(self) -> None:
         for warning in self._folder.open():
@@ -131,7 +89,7 @@ class DirectoryTier(SharedTier):
     # -- the contract -----------------------------------------------------------------------------
 
     def read_into(self, key: OffloadKey, payload: memoryview, deadline_s: float) -> bool:
-        until_s = time.monotonic() + deadline_s
+        until_s = end_of(deadline_s)
         try:
             path = self._path_of(key)
         except KeyError:
@@ -147,7 +105,7 @@ class DirectoryTier(SharedTier):
     def write(self, name: ChunkName, payload: memoryview, deadline_s: float) -> Written:
         if not self.writes(name.key):
             return Written.THERE_ALREADY
-        until_s = time.monotonic() + deadline_s
+        until_s = end_of(deadline_s)
         path, byte_count = self._path_of(name.key), HEADER_BYTES + payload.nbytes
         with told_as_tier_errors(path):
             if stands(path, byte_count):
@@ -163,7 +121,7 @@ class DirectoryTier(SharedTier):
         return Written.NEW if new else Written.THERE_ALREADY
 
     def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
-        until_s = time.monotonic() + deadline_s
+        until_s = end_of(deadline_s)
         with told_as_tier_errors(self._path):
             return [self._is_here(key, until_s) for key in keys]
 
@@ -184,7 +142,7 @@ class DirectoryTier(SharedTier):
     def ping(self, deadline_s: float) -> str:
         self._folder.open()
         try:
-            self._try_out(time.monotonic() + deadline_s)
+            self._try_out(end_of(deadline_s))
         except TierFullError as error:
             raise TierUnavailableError(f"{error}; make room, or set a limit") from None
         with told_as_tier_errors(self._path):

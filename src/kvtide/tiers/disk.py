@@ -9,17 +9,20 @@ import logging
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, ClassVar, Self
 
-from kvtide.errors import ConfigError, CorruptRecordError, TierError, TierFullError, TierUnavailableError
+from pydantic import ByteSize, Field
+
+from kvtide.errors import CorruptRecordError, TierError, TierFullError, TierUnavailableError
 from kvtide.keys import OffloadKey
 from kvtide.tiers.base import PrivateTier, TierPlace, Written
 from kvtide.tiers.disk_entries import DiskEntries
 from kvtide.tiers.disk_folder import FolderLock, folder_of_rank
 from kvtide.tiers.disk_index import DiskIndex
 from kvtide.tiers.disk_opening import opened
+from kvtide.tiers.options import TierOptions
 from kvtide.tiers.records import ChunkName, RecordHeader, RecordIdentity, next_generation, pack, unpack
 from kvtide.tiers.slabs import ROW_BYTES, Place, Slabs, slot_bytes_of
 
@@ -30,6 +33,27 @@ INDEX_BYTES = 4 << 20
 
 RECLAIMED_PER_WRITE = 64
 """Slots of an earlier generation that a write gives back beside its own work."""
+
+
+class DiskOptions(TierOptions):
+    """``options`` of a disk that is named by the path of its class.
+
+    Attributes:
+        folder: Of the instance.
+        reserve_bytes: Free space of the file system that is never used.
+        direct: Go past the page cache where the file system lets us.
+    """
+
+    HINTS: ClassVar[Mapping[str, str]] = {
+        "folder": "give the path of a folder",
+        "reserve_bytes": "give a size such as 1GiB",
+        "direct": "give true or false",
+    }
+    SHOWN = frozenset({"folder", "reserve_bytes", "direct"})
+
+    folder: Path
+    reserve_bytes: ByteSize = Field(default=ByteSize(0), ge=0)
+    direct: bool = True
 
 
 class DiskTier(PrivateTier):
@@ -87,13 +111,20 @@ class DiskTier(PrivateTier):
 
     @classmethod
     def build(cls, place: TierPlace) -> Self:
-        """From ``{"folder": path}``, and if need be ``reserve_bytes`` and ``direct``."""
-        known = {"folder", "reserve_bytes", "direct"}
-        if "folder" not in place.options or not place.options.keys() <= known:
-            raise ConfigError("tiers.options", dict(place.options), f"folder is needed, of {sorted(known)}")
-        options = {name: value for name, value in place.options.items() if name != "folder"}
-        folder = Path(place.options["folder"])
-        return cls(folder, place.identity, place.limit_bytes, rank=place.rank, **options)
+        """From ``{"folder": path}``, and what else ``DiskOptions`` has."""
+        options = DiskOptions.read_from(place.options)
+        return cls(
+            options.folder,
+            place.identity,
+            place.limit_bytes,
+            options.reserve_bytes,
+            options.direct,
+            rank=place.rank,
+        )
+
+    @classmethod
+    def check_options(cls, options: Mapping[str, Any]) -> None:
+        DiskOptions.read_from(options)
 
     def open(self) -> None:
         slabs = Slabs(self._folder, self._limit_bytes, self._reserve_bytes, self._direct)

@@ -20,10 +20,11 @@ from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.mooncake_client import KEYS_AT_ONCE, Berth, MooncakeClient
 from kvtide.tiers.mooncake_codes import FULL, MISSES, Code, error_of, name_of
-from kvtide.tiers.mooncake_options import MooncakeOptions, options_from, require_library
+from kvtide.tiers.mooncake_options import MooncakeOptions
 from kvtide.tiers.mooncake_staging import rounded
+from kvtide.tiers.options import need_client
 from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordRun
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, end_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,9 +41,6 @@ FULL_PAUSE_S = 0.1
 
 READS = 3
 """Of a record that is damaged, before that is believed."""
-
-EARLY = 0.95
-"""Of a deadline, what a call takes at most: the lane counts what returns at the deadline as late."""
 
 PACKAGES = (
     "mooncake-transfer-engine-non-cuda",
@@ -69,12 +67,12 @@ class MooncakeTier(SharedTier):
     def build(cls, place: TierPlace) -> Self:
         """From ``{"master": "host:port"}`` and what else ``MooncakeOptions`` has."""
         cls.check_options(place.options)
-        return cls(place, options_from(place.options))
+        return cls(place, MooncakeOptions.read_from(place.options))
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
-        options_from(options)
-        require_library()
+        MooncakeOptions.read_from(options)
+        need_client("mooncake", "mooncake.store", "Mooncake's client")
 
     def open(self) -> None:
         self._exist([f"kv1/open/{uuid.uuid4().hex}"], time.monotonic() + OPEN_LIMIT_S)
@@ -82,13 +80,13 @@ class MooncakeTier(SharedTier):
     # -- the contract -----------------------------------------------------------------------------
 
     def read_into(self, key: OffloadKey, payload: memoryview, deadline_s: float) -> bool:
-        [end] = self._read([key], [payload], _until(deadline_s))
+        [end] = self._read([key], [payload], end_of(deadline_s))
         if isinstance(end, TierError):
             raise end
         return end
 
     def write(self, name: ChunkName, payload: memoryview, deadline_s: float) -> Written:
-        [end] = self._write([name], [payload], _until(deadline_s))
+        [end] = self._write([name], [payload], end_of(deadline_s))
         if isinstance(end, TierError):
             raise end
         return end
@@ -101,7 +99,7 @@ class MooncakeTier(SharedTier):
     def read_run(
         self, run: RecordRun, payloads: Sequence[memoryview], deadline_s: float
     ) -> Sequence[bool | TierError]:
-        until_s, keys = _until(deadline_s), run.keys()
+        until_s, keys = end_of(deadline_s), run.keys()
         ends: list[bool | TierError] = []
         for piece in self._pieces(payloads):
             ends += self._read(keys[piece], payloads[piece], until_s)
@@ -110,14 +108,14 @@ class MooncakeTier(SharedTier):
     def write_run(
         self, run: RecordRun, payloads: Sequence[memoryview], deadline_s: float
     ) -> Sequence[Written | TierError]:
-        until_s, names = _until(deadline_s), run.names()
+        until_s, names = end_of(deadline_s), run.names()
         ends: list[Written | TierError] = []
         for piece in self._pieces(payloads):
             ends += self._write(names[piece], payloads[piece], until_s)
         return ends
 
     def contains(self, keys: Sequence[OffloadKey], deadline_s: float) -> list[bool]:
-        until_s, objects = _until(deadline_s), [self._object_of(key) for key in keys]
+        until_s, objects = end_of(deadline_s), [self._object_of(key) for key in keys]
         return [
             end > 0
             for start in range(0, len(objects), KEYS_AT_ONCE)
@@ -126,13 +124,13 @@ class MooncakeTier(SharedTier):
 
     def discard(self, keys: Sequence[OffloadKey]) -> None:
         # What somebody reads at present has a lease, and stays.
-        self._forget("remove", keys, _until(DISCARD_LIMIT_S))
+        self._forget("remove", keys, end_of(DISCARD_LIMIT_S))
 
     def close(self) -> None:
         self._client.close()
 
     def ping(self, deadline_s: float) -> str:
-        until_s, probe = _until(deadline_s), f"kv1/ping/{uuid.uuid4().hex}"
+        until_s, probe = end_of(deadline_s), f"kv1/ping/{uuid.uuid4().hex}"
         with self._client.berth(2 * HEADER_BYTES, until_s) as berth:
             sent, got = berth.bytes_at(0, HEADER_BYTES), berth.bytes_at(HEADER_BYTES, HEADER_BYTES)
             sent[:] = np.arange(HEADER_BYTES, dtype=np.uint8)
@@ -264,10 +262,6 @@ class MooncakeTier(SharedTier):
         if end == Code.OBJECT_ALREADY_EXISTS:
             return Written.THERE_ALREADY
         return error_of(end, f"{self._where}: writing")
-
-
-def _until(deadline_s: float) -> float:
-    return time.monotonic() + EARLY * deadline_s
 
 
 def _damaged(ends: Sequence[bool | TierError]) -> list[int]:

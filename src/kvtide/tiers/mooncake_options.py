@@ -3,27 +3,16 @@
 Knows names, bounds and what to say about a wrong one; opens nothing.
 """
 
-import importlib.util
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, ValidationError, field_validator
+from pydantic import ByteSize, Field, field_validator
 
-from kvtide.errors import ConfigError
+from kvtide.tiers.options import SETTING, TierOptions
 from kvtide.tiers.secrets import refuse_secret_in_url
 
-HINTS = {
-    "master": "give host:port of mooncake_master, such as 127.0.0.1:50051",
-    "metadata": 'leave it out ("P2PHANDSHAKE"), or give the URL of a metadata server',
-    "local_hostname": "give the host name or address of this machine that the storage processes reach",
-    "segment": "give a size such as 4GiB, or 0: storage processes of their own hold the memory",
-    "buffer": "give a size from 1MiB to 64GiB, such as 256MiB: several times the bytes of a chunk",
-    "protocol": "give tcp or rdma",
-    "device": "give names of RDMA devices, such as mlx5_0, or leave it out: all are tried",
-}
 
-
-class MooncakeOptions(BaseModel):
+class MooncakeOptions(TierOptions):
     """What ``tiers.options`` may say.
 
     Attributes:
@@ -36,7 +25,16 @@ class MooncakeOptions(BaseModel):
         device: For RDMA.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    HINTS: ClassVar[Mapping[str, str]] = {
+        "master": "give host:port of mooncake_master, such as 127.0.0.1:50051",
+        "metadata": 'leave it out ("P2PHANDSHAKE"), or give the URL of a metadata server',
+        "local_hostname": "give the host name or address of this machine that the storage processes reach",
+        "segment": "give a size such as 4GiB, or 0: storage processes of their own hold the memory",
+        "buffer": "give a size from 1MiB to 64GiB, such as 256MiB: several times the bytes of a chunk",
+        "protocol": "give tcp or rdma",
+        "device": "give names of RDMA devices, such as mlx5_0, or leave it out: all are tried",
+    }
+    SHOWN = frozenset({"master", "local_hostname", "segment", "buffer", "protocol", "device"})
 
     master: str = Field(pattern=r"^(\[[0-9A-Fa-f:.]+(%[A-Za-z0-9_.-]+)?\]|[A-Za-z0-9._-]+):[0-9]{1,5}$")
     metadata: str = Field(default="P2PHANDSHAKE", pattern=r"^(P2PHANDSHAKE|[a-z]+://\S+)$")
@@ -53,39 +51,9 @@ class MooncakeOptions(BaseModel):
             raise ValueError("there is no such port")
         return master
 
-
-def options_from(options: Mapping[str, Any]) -> MooncakeOptions:
-    """Read the options.
-
-    Raises:
-        ConfigError: Names the first that will not do, shows it, and says what would.
-    """
-    metadata = options.get("metadata")
-    if isinstance(metadata, str) and "://" in metadata:
-        refuse_secret_in_url("tiers.options.metadata", metadata)
-    try:
-        return MooncakeOptions(**{str(name): value for name, value in options.items()})
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = str(first["loc"][0])
-        hint = HINTS.get(name, f"there is no such option; known: {', '.join(HINTS)}")
-        value = options.get(name)
-        # What stands where it does not belong may be a password.
-        shown = value if name in HINTS and "@" not in str(value) else "(not shown)"
-        raise ConfigError(f"tiers.options.{name}", shown, hint) from None
-
-
-def require_library() -> None:
-    """See that Mooncake's Python package is there, without loading it.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        found = importlib.util.find_spec("mooncake.store")
-    except (ImportError, ValueError):
-        found = None
-    if found is None:
-        raise ConfigError(
-            "tiers", "mooncake", "needs Mooncake's client, which is not here: pip install 'kvtide[mooncake]'"
-        )
+    @classmethod
+    def read_from(cls, options: Mapping[str, Any]) -> Self:
+        metadata = options.get("metadata")
+        if isinstance(metadata, str) and "://" in metadata:
+            refuse_secret_in_url(f"{SETTING}.metadata", metadata)
+        return super().read_from(options)

@@ -18,11 +18,11 @@ from kvtide.errors import CorruptRecordError, TierError, TierUnavailableError
 from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import TierPlace, Written
 from kvtide.tiers.objects_bucket import Body, Bucket
-from kvtide.tiers.objects_options import ObjectsOptions, need_client, options_of, store_of
+from kvtide.tiers.objects_options import ObjectsOptions, need_obstore, options_of, store_of
 from kvtide.tiers.objects_pieces import chunks_per_piece
 from kvtide.tiers.objects_windows import Windows
 from kvtide.tiers.records import FORMAT_VERSION, HEADER_BYTES, ChunkName, RecordRun
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, end_of
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -66,7 +66,7 @@ class ObjectsTier(SharedTier):
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
         options_of(options)
-        need_client()
+        need_obstore()
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._options.url})"
@@ -319,7 +319,7 @@ class ObjectsTier(SharedTier):
                 raise TierUnavailableError(f"{self._options.url}: closed")
             self._calls += 1
         try:
-            yield time.monotonic() + deadline_s
+            yield end_of(deadline_s)
         finally:
             with self._changed:
                 self._calls -= 1

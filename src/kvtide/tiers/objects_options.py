@@ -3,14 +3,13 @@
 Knows settings, credentials and time-outs. Does not know records.
 """
 
-import importlib
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ByteSize, ConfigDict, Field, SecretStr, StringConstraints, ValidationError
+from pydantic import ByteSize, Field, SecretStr, StringConstraints
 
-from kvtide.errors import ConfigError
+from kvtide.tiers.options import HIDDEN, SETTING, TierOptions, need_client, option_error
 from kvtide.tiers.secrets import refuse_secret_in_url, secret_of
 
 if TYPE_CHECKING:
@@ -19,12 +18,13 @@ if TYPE_CHECKING:
 SCHEMES = ("s3", "s3a", "gs", "az", "azure", "abfs", "abfss", "file", "memory")
 S3_SCHEMES = ("s3", "s3a")
 
-_SETTING = "tiers.options"
+VARIABLE_HINT = "give the name of an environment variable"
+"""Whoever confuses the two has written the secret itself."""
 
 _Variable = Annotated[str, StringConstraints(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 
 
-class ObjectsOptions(BaseModel):
+class ObjectsOptions(TierOptions):
     """What ``tiers.options`` may hold.
 
     Attributes:
@@ -39,7 +39,18 @@ class ObjectsOptions(BaseModel):
         timeout_s: For each request, its retry included.
     """
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    HINTS: ClassVar[Mapping[str, str]] = {
+        "url": "give s3://bucket/prefix, gs://, az:// or file:///folder",
+        "endpoint": "give it as https://host:port",
+        "region": "give its name, such as us-east-1",
+        "access_key_id_env": VARIABLE_HINT,
+        "secret_access_key_env": VARIABLE_HINT,
+        "secret_access_key_file": "give the path of a file",
+        "allow_http": "give true or false",
+        "pack_bytes": "give a size up to 1GiB, such as 4MiB, or 0: each chunk is an object",
+        "timeout_s": "give seconds above 0, up to 600",
+    }
+    SHOWN = frozenset({"region", "allow_http", "pack_bytes", "timeout_s"})
 
     url: str
     endpoint: str | None = None
@@ -63,27 +74,19 @@ def options_of(options: Mapping[str, Any]) -> ObjectsOptions:
     Raises:
         ConfigError: Names the option and what would do; shows no value that may be a secret.
     """
-    try:
-        read = ObjectsOptions.model_validate(dict(options))
-    except ValidationError as error:
-        raise _refusal(error) from None
+    read = ObjectsOptions.read_from(options)
     for name, url in (("url", read.url), ("endpoint", read.endpoint)):
         if url is not None:
-            refuse_secret_in_url(f"{_SETTING}.{name}", url)
+            refuse_secret_in_url(f"{SETTING}.{name}", url)
             if "?" in url or "@" in url:  # a signature, or a key before the host
-                raise ConfigError(f"{_SETTING}.{name}", "…", "give it without user, query and signature")
+                raise option_error(name, HIDDEN, "give it without user, query and signature")
     if read.scheme not in SCHEMES or "://" not in read.url:
-        raise ConfigError(
-            f"{_SETTING}.url", read.url, "give s3://bucket/prefix, gs://, az:// or file:///folder"
-        )
+        raise option_error("url", read.url, read.HINTS["url"])
     if read.endpoint and not read.endpoint.startswith(("http://", "https://")):
-        raise ConfigError(f"{_SETTING}.endpoint", read.endpoint, "give it as https://host:port")
+        raise option_error("endpoint", read.endpoint, read.HINTS["endpoint"])
     if read.endpoint and read.endpoint.startswith("http://") and not read.allow_http:
-        raise ConfigError(
-            f"{_SETTING}.endpoint",
-            read.endpoint,
-            f"is not encrypted: give https://, or set {_SETTING}.allow_http",
-        )
+        hint = f"is not encrypted: give https://, or set {SETTING}.allow_http"
+        raise option_error("endpoint", read.endpoint, hint)
     _check_scheme(read)
     return read
 
@@ -99,37 +102,20 @@ def _check_scheme(read: ObjectsOptions) -> None:
     ):
         if read.scheme not in S3_SCHEMES and getattr(read, name) is not None:
             hint = f"is for s3://; with {read.scheme}:// the environment says that"
-            raise ConfigError(f"{_SETTING}.{name}", getattr(read, name), hint)
+            raise option_error(name, getattr(read, name), hint)
     secret = read.secret_access_key_env or read.secret_access_key_file
     if bool(read.access_key_id_env) != bool(secret):
         missing = "secret_access_key_env" if read.access_key_id_env else "access_key_id_env"
-        raise ConfigError(f"{_SETTING}.{missing}", None, "give both key and secret, or neither")
+        raise option_error(missing, None, "give both key and secret, or neither")
 
 
-def _refusal(error: ValidationError) -> ConfigError:
-    first = error.errors(include_url=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else ""
-    if first["type"] == "extra_forbidden":
-        hint = f"there is no such option; there are {', '.join(ObjectsOptions.model_fields)}"
-        return ConfigError(f"{_SETTING}.{name[:40]}", "…", hint)
-    if first["type"] == "missing":
-        return ConfigError(f"{_SETTING}.{name}", None, "is needed: s3://bucket/prefix")
-    if name.endswith("_env"):  # whoever confuses the two has written the secret itself
-        return ConfigError(f"{_SETTING}.{name}", "…", "give the name of an environment variable")
-    shown = "…" if name in ("url", "endpoint") else first["input"]
-    return ConfigError(f"{_SETTING}.{name}", shown, first["msg"])
-
-
-def need_client() -> None:
-    """Make sure that obstore is there.
+def need_obstore() -> None:
+    """See that obstore is installed.
 
     Raises:
-        ConfigError: It is not installed; says how it is.
+        ConfigError: It is not.
     """
-    try:
-        importlib.import_module("obstore.store")
-    except ImportError:
-        raise ConfigError("tiers", "objects", "needs obstore: pip install 'kvtide[objects]'") from None
+    need_client("objects", "obstore.store", "obstore")
 
 
 def store_of(options: ObjectsOptions) -> "ObjectStore":
@@ -138,13 +124,13 @@ def store_of(options: ObjectsOptions) -> "ObjectStore":
     Raises:
         ConfigError: obstore is not installed or will not have it, or a secret is not where it should be.
     """
-    need_client()
+    need_obstore()
     from obstore.exceptions import BaseError
     from obstore.store import from_url
 
-    key = secret_of(f"{_SETTING}.access_key_id", options.access_key_id_env, None)
+    key = secret_of(f"{SETTING}.access_key_id", options.access_key_id_env, None)
     secret = secret_of(
-        f"{_SETTING}.secret_access_key", options.secret_access_key_env, options.secret_access_key_file
+        f"{SETTING}.secret_access_key", options.secret_access_key_env, options.secret_access_key_file
     )
     try:
         if options.scheme == "memory":
@@ -158,9 +144,7 @@ def store_of(options: ObjectsOptions) -> "ObjectStore":
         return from_url(options.url, client_options=client, retry_config=retries)
     except (BaseError, ValueError, OSError) as error:
         # Its message may quote what it was given.
-        raise ConfigError(
-            f"{_SETTING}.url", options.url, f"obstore refuses it: {type(error).__name__}"
-        ) from None
+        raise option_error("url", options.url, f"obstore refuses it: {type(error).__name__}") from None
 
 
 def _config(options: ObjectsOptions, key: SecretStr | None, secret: SecretStr | None) -> "S3Config":

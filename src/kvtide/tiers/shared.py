@@ -29,6 +29,18 @@ from kvtide.tiers.records import (
 CLOCK_STEP_S = 2
 """So much older than the tier may a record of its own life be: clocks are whole seconds, and are set back."""
 
+IN_TIME = 0.95
+"""Of its time a call takes no more than this: who waits for it counts it as late when all of it is over."""
+
+
+def end_of(deadline_s: float) -> float:
+    """Say when a call that begins now has to have ended, by ``time.monotonic``.
+
+    Args:
+        deadline_s: As the call was given it.
+    """
+    return time.monotonic() + IN_TIME * deadline_s
+
 
 class SharedTier(Tier):
     """A tier that evicts by its own rules, and to which others write too.

@@ -13,11 +13,12 @@ from typing import Any, Self, TypeVar
 from kvtide.errors import CorruptRecordError, NodeUnavailableError, TierError, TierUnavailableError
 from kvtide.keys import OffloadKey, split_offload_key
 from kvtide.tiers.base import TierPlace, Written
+from kvtide.tiers.options import need_client
 from kvtide.tiers.records import HEADER_BYTES, ChunkName, RecordRun
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, end_of
 from kvtide.tiers.valkey_commands import Found, Given, Taken, count, get, put
 from kvtide.tiers.valkey_facts import facts_of
-from kvtide.tiers.valkey_nodes import Node, need_client
+from kvtide.tiers.valkey_nodes import Node
 from kvtide.tiers.valkey_options import ValkeySettings
 from kvtide.tiers.valkey_routes import Cluster, OneServer, Routes
 from kvtide.tiers.valkey_wire import Deadline, Refusal, Wire
@@ -27,9 +28,6 @@ logger = logging.getLogger(__name__)
 OPEN_S = 5.0
 DISCARD_S = 2.0
 KEYS_AT_ONCE = 256
-
-IN_TIME = 0.95
-"""Of its time a call takes no more than this, so that it has ended before somebody calls it late."""
 
 LARGE_BYTES = 256 << 10
 """From here on a second record in the same call gains little."""
@@ -59,14 +57,13 @@ class ValkeyTier(SharedTier):
     @classmethod
     def build(cls, place: TierPlace) -> Self:
         """From ``{"url": "redis://host:6379"}``, and what else ``ValkeyOptions`` has."""
-        settings = ValkeySettings.of(place.options)
-        need_client()
-        return cls(place, settings)
+        cls.check_options(place.options)
+        return cls(place, ValkeySettings.of(place.options))
 
     @classmethod
     def check_options(cls, options: Mapping[str, Any]) -> None:
         ValkeySettings.of(options)
-        need_client()
+        need_client("valkey", "redis.connection", "the redis client")
 
     def open(self) -> None:
         self._routes.open(Deadline.after(OPEN_S))
@@ -202,7 +199,7 @@ class ValkeyTier(SharedTier):
 
 
 def _deadline(deadline_s: float) -> Deadline:
-    return Deadline.after(IN_TIME * deadline_s)
+    return Deadline(end_of(deadline_s))
 
 
 def _value(outcome: T | TierError) -> T:

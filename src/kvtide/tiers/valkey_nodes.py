@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from kvtide.errors import (
-    ConfigError,
     CorruptRecordError,
     NodeUnavailableError,
     TierError,
@@ -270,20 +269,6 @@ def connected(address: Address, access: Access, deadline: Deadline) -> Wire:
         connection.disconnect()
         raise BrokenWireError("is behind a client of an unknown kind: see which versions of redis will do")
     return Wire(sock, connection.disconnect)
-
-
-def need_client() -> None:
-    """See to it that the client can be imported.
-
-    Raises:
-        ConfigError: It is not installed.
-    """
-    try:
-        importlib.import_module("redis.connection")
-    except ImportError as error:
-        raise ConfigError(
-            "tiers", "valkey", f"needs the redis client ({error}): pip install 'kvtide[valkey]'"
-        ) from None
 
 
 def _greet(wire: Wire, access: Access, deadline: Deadline) -> None:

@@ -6,33 +6,34 @@ Knows options and their bounds. Opens nothing but a file with a password in it.
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 from urllib.parse import unquote, urlsplit
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError
+from pydantic import Field, SecretStr
 
 from kvtide.errors import ConfigError
+from kvtide.tiers.options import HIDDEN, SETTING, TierOptions, option_error
 from kvtide.tiers.secrets import refuse_secret_in_url, secret_of
 
 DEFAULT_PORT = 6379
 YEAR_S = 366 * 86400
 URL_HINT = "give redis://host:6379, rediss://host:6379 (TLS) or unix:///path/of/socket"
-HINTS = {
-    "url": URL_HINT,
-    "cluster": "give true or false",
-    "username": "give the name of an ACL user",
-    "password_env": "give the name of an environment variable",
-    "password_file": "give the path of a file",
-    "ttl_s": f"give whole seconds from 0 (records do not expire) to {YEAR_S}",
-    "prefix": "give up to 64 of the characters a-z A-Z 0-9 . _ : / -",
-    "password": "vLLM logs its settings: give password_env or password_file",
-}
 
 
-class ValkeyOptions(BaseModel):
+class ValkeyOptions(TierOptions):
     """``options`` of the tier as the user writes them; ``docs/valkey.md`` describes them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
+    HINTS: ClassVar[Mapping[str, str]] = {
+        "url": URL_HINT,
+        "cluster": "give true or false",
+        "username": "give the name of an ACL user",
+        "password_env": "give the name of an environment variable",
+        "password_file": "give the path of a file",
+        "ttl_s": f"give whole seconds from 0 (records do not expire) to {YEAR_S}",
+        "prefix": "give up to 64 of the characters a-z A-Z 0-9 . _ : / -",
+        "password": "vLLM logs its settings: give password_env or password_file",
+    }
+    SHOWN = frozenset({"cluster", "ttl_s", "prefix"})
 
     url: str = Field(min_length=1)
     cluster: bool = False
@@ -113,40 +114,25 @@ class ValkeySettings:
         Raises:
             ConfigError: Names the option; never shows a password.
         """
-        read = _read(options)
+        read = ValkeyOptions.read_from(options)
         address, database, tls = _place_of(read.url)
         if read.cluster and (database or address.path):
-            raise _error("cluster", True, "a cluster has database 0 only, and is reached by host and port")
+            raise option_error(
+                "cluster", True, "a cluster has database 0 only, and is reached by host and port"
+            )
         files = {"ca_file": read.ca_file, "cert_file": read.cert_file, "key_file": read.key_file}
         for name, path in files.items():
             if path is not None and not tls:
-                raise _error(name, path, "certificates are for TLS: give a url that begins with rediss://")
+                raise option_error(
+                    name, path, "certificates are for TLS: give a url that begins with rediss://"
+                )
             if path is not None and not Path(path).is_file():
-                raise _error(name, path, "there is no such file")
+                raise option_error(name, path, "there is no such file")
         if read.key_file and not read.cert_file:
-            raise _error("key_file", read.key_file, "give cert_file too, the certificate of this key")
-        secret = secret_of("tiers.options.password", read.password_env, read.password_file, environment)
+            raise option_error("key_file", read.key_file, "give cert_file too, the certificate of this key")
+        secret = secret_of(f"{SETTING}.password", read.password_env, read.password_file, environment)
         access = Access(tls, database, read.username, secret, read.ca_file, read.cert_file, read.key_file)
         return cls(address, access, read.cluster, read.ttl_s, read.prefix)
-
-
-def _error(option: str, value: object, hint: str) -> ConfigError:
-    return ConfigError(f"tiers.options.{option}", value, hint)
-
-
-def _read(options: Mapping[str, Any]) -> ValkeyOptions:
-    try:
-        return ValkeyOptions.model_validate(dict(options))
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_context=False, include_input=False)[0]
-    name = str(first["loc"][0]) if first["loc"] else "url"
-    hint = HINTS.get(name, f"give one of {', '.join(ValkeyOptions.model_fields)}")
-    if first["type"] == "missing":
-        raise _error(name, None, hint)
-    # A value that is not understood may be a password in the wrong place.
-    shown = options.get(name) if name in ("cluster", "ttl_s", "prefix") else "…"
-    said = "there is no such option" if first["type"] == "extra_forbidden" else first["msg"].lower()
-    raise _error(name, shown, f"{said}: {hint}")
 
 
 def _place_of(url: str) -> tuple[Address, int, bool]:
@@ -154,28 +140,32 @@ def _place_of(url: str) -> tuple[Address, int, bool]:
     try:
         parts = urlsplit(url)
         port = parts.port
-        refuse_secret_in_url("tiers.options.url", url)
+        refuse_secret_in_url(f"{SETTING}.url", url)
     except ConfigError:
         raise
     except ValueError:
-        raise _error("url", "…", f"is not a URL: {URL_HINT}") from None
+        raise option_error("url", HIDDEN, f"is not a URL: {URL_HINT}") from None
     shown = f"{parts.scheme}://…"
     if parts.scheme not in ("redis", "rediss", "unix"):
-        raise _error("url", shown, URL_HINT)
+        raise option_error("url", shown, URL_HINT)
     if parts.query or parts.fragment:
-        raise _error("url", shown, "nothing may stand behind a ? or #: all else has an option of its own")
+        raise option_error(
+            "url", shown, "nothing may stand behind a ? or #: all else has an option of its own"
+        )
     if parts.username is not None:
-        raise _error("url", shown, "holds a user: give username, and password_env or password_file")
+        raise option_error("url", shown, "holds a user: give username, and password_env or password_file")
     if parts.scheme == "unix":
         if parts.netloc or len(parts.path) < 2:
-            raise _error(
+            raise option_error(
                 "url", shown, "give three slashes and the path of the socket: unix:///run/valkey.sock"
             )
         return Address(path=unquote(parts.path)), 0, False
     if not parts.hostname:
-        raise _error("url", shown, f"names no host: {URL_HINT}")
+        raise option_error("url", shown, f"names no host: {URL_HINT}")
     database = parts.path.strip("/")
     if database and not (database.isascii() and database.isdigit() and len(database) <= 5):
-        raise _error("url", shown, "behind the host stands the number of a database: redis://host:6379/0")
+        raise option_error(
+            "url", shown, "behind the host stands the number of a database: redis://host:6379/0"
+        )
     address = Address(parts.hostname, DEFAULT_PORT if port is None else port)
     return address, int(database or 0), parts.scheme == "rediss"

@@ -7,47 +7,39 @@ Everything lies in one folder and ends with its ``with`` block; processes are en
 import contextlib
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import sys
 import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-START_S, END_S = 60.0, 15.0
+from kvtide.testing.servers.process import LOG_BYTES, START_S, ServerProcess, serving
+
 VOLUME = "kvtide-tests"
-LOG_BYTES = 2000
-"""Of a server's last words, for whoever finds that it has not started."""
 
 
-@dataclass(frozen=True, slots=True)
-class JuiceMount:
+class JuiceMount(ServerProcess):
     """The file system as one host sees it.
 
-    Attributes:
+    Frozen, every call on its path waits, those under way too. Killed, they fail: the mount stays, and nobody
+    is behind it.
+
+    Args:
         path: Where it is mounted.
-        process: Of JuiceFS; without it every call on ``path`` fails.
+        metadata: URL of the server that knows its files.
+        own: Folder for its log and its cache.
     """
 
-    path: Path
-    process: "subprocess.Popen[bytes]"
-
-    def freeze(self) -> None:
-        """Let every call on ``path`` wait, those under way too."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let them go on."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """Let them fail: the mount stays, and nobody is behind it."""
-        self.process.kill()
-        self.process.wait(END_S)
+    def __init__(self, path: Path, metadata: str, own: Path) -> None:
+        self.path = path
+        command = [
+            *(_program("juicefs"), "mount", "--no-usage-report", "--no-syslog", "--backup-meta", "0"),
+            *("--metrics", "127.0.0.1:0", "--cache-dir", str(own / "cache"), metadata, str(path)),
+        ]
+        super().__init__(command, own / "log", lambda: os.path.ismount(path), _environment(own))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +64,17 @@ class JuiceVolume:
         Raises:
             RuntimeError: It cannot be mounted; says why.
         """
+        if not os.access("/dev/fuse", os.R_OK | os.W_OK):
+            raise RuntimeError("juicefs cannot be mounted: there is no /dev/fuse, or it may not be used")
         path.mkdir(parents=True, exist_ok=True)
-        own = Path(tempfile.mkdtemp(dir=self.folder))
-        command = [
-            *(_program("juicefs"), "mount", "--no-usage-report", "--no-syslog", "--backup-meta", "0"),
-            *("--metrics", "127.0.0.1:0", "--cache-dir", str(own / "cache"), self.metadata, str(path)),
-        ]
-        with _running(command, own / "log", own) as process:
-            try:
-                _wait(lambda: os.path.ismount(path), process, own / "log")
-                yield JuiceMount(path, process)
-            finally:
-                _end(process)
-                if _is_mounted(path):
-                    subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
+        mount = JuiceMount(path, self.metadata, Path(tempfile.mkdtemp(dir=self.folder)))
+        try:
+            mount.start()
+            yield mount
+        finally:
+            mount.end()
+            if _is_mounted(path):
+                subprocess.run(["umount", "--lazy", str(path)], check=False, capture_output=True)
 
 
 @contextmanager
@@ -101,9 +90,8 @@ def juicefs_volume(folder: Path) -> Iterator[JuiceVolume]:
             *(_program("redis-server"), "--port", "0", "--unixsocket", path, "--unixsocketperm", "700"),
             *("--save", "", "--appendonly", "no", "--dir", str(folder)),
         ]
-        log = folder / "redis.log"
-        with _running(command, log, folder) as redis:
-            _wait(lambda: _answers(path), redis, log)
+        redis = ServerProcess(command, folder / "redis.log", lambda: _answers(path), _environment(folder))
+        with serving(redis):
             metadata = f"unix://{path}?db=0"
             _format(metadata, folder)
             yield JuiceVolume(folder, metadata)
@@ -143,47 +131,6 @@ def _program(name: str) -> str:
 def _environment(folder: Path) -> dict[str, str]:
     # With a supervisor named it is one process, not two of which one starts the other again.
     return os.environ | {"HOME": str(folder), "JFS_SUPERVISOR": "kvtide"}
-
-
-@contextmanager
-def _running(command: Sequence[str], log: Path, home: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    with log.open("wb") as said:
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=said, env=_environment(home)
-        )
-    try:
-        yield process
-    finally:
-        _end(process)
-
-
-def _end(process: "subprocess.Popen[bytes]") -> None:
-    if process.poll() is None:
-        process.send_signal(signal.SIGCONT)
-        process.terminate()
-        try:
-            process.wait(END_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait(END_S)
-
-
-def _wait(is_ready: Callable[[], bool], process: "subprocess.Popen[bytes]", log: Path) -> None:
-    """Wait until a server answers.
-
-    Raises:
-        RuntimeError: It ended instead, or took too long.
-    """
-    end_s = time.monotonic() + START_S
-    while not is_ready():
-        if process.poll() is not None or time.monotonic() > end_s:
-            name = Path(str(process.args[0] if isinstance(process.args, list) else process.args)).name
-            has_fuse = (
-                "" if name != "juicefs" or os.access("/dev/fuse", os.R_OK | os.W_OK) else " (no /dev/fuse)"
-            )
-            last = log.read_bytes()[-LOG_BYTES:].decode(errors="replace")
-            raise RuntimeError(f"{name} does not start{has_fuse}: {last}")
-        time.sleep(0.02)
 
 
 def _answers(path: str) -> bool:

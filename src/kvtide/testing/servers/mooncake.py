@@ -7,18 +7,14 @@ them runs as a whole in a namespace where there is nothing but a loopback device
 import importlib.util
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import tempfile
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
-START_LIMIT_S = 30.0
-POLL_S = 0.02
+from kvtide.testing.servers.process import ServerProcess, free_port, takes_connections
 
 
 def in_own_network(command: Sequence[str]) -> list[str]:
@@ -41,75 +37,6 @@ def why_not() -> str | None:
     return f"no network namespace: {trial.stderr.strip()}" if trial.returncode else None
 
 
-def free_port() -> int:
-    """A port of the loopback device on which nobody listens."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-class Server:
-    """One process, ended with the block it is used in.
-
-    Args:
-        command: To start it.
-        port: On which it listens once it serves.
-    """
-
-    def __init__(self, command: Sequence[str], port: int) -> None:
-        self._command, self.port = list(command), port
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in stop()
-
-    def start(self) -> None:
-        """Start it, and wait until it serves.
-
-        Raises:
-            RuntimeError: It does not; with the end of its log.
-        """
-        self._process = subprocess.Popen(
-            self._command, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, env=_environment()
-        )
-        until_s = time.monotonic() + START_LIMIT_S
-        while True:
-            try:
-                socket.create_connection(("127.0.0.1", self.port), 1.0).close()
-                return
-            except OSError:
-                if self._process.poll() is not None or time.monotonic() > until_s:
-                    self._log.seek(0)
-                    log = self._log.read().decode(errors="replace")
-                    self.kill()
-                    raise RuntimeError(f"{self._command[0]} does not serve: {log[-2000:]}") from None
-                time.sleep(POLL_S)
-
-    def kill(self) -> None:
-        """End it without warning."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
-
-    def freeze(self) -> None:
-        """Let it do nothing from now on until ``thaw``; its connections stay."""
-        pid = self._signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, pid, os.WSTOPPED | os.WNOWAIT)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
-    def close(self) -> None:
-        """End it for good."""
-        self.kill()
-        self._log.close()
-
-    def _signal(self, number: int) -> int:
-        assert self._process is not None
-        os.kill(self._process.pid, number)
-        return self._process.pid
-
-
 class Store:
     """A master, and one storage process that lends it memory.
 
@@ -117,13 +44,21 @@ class Store:
         memory_bytes: Of the storage process.
         lease_ms: For how long what was read, or asked about, is not evicted.
         client_ttl_s: After which a client that is not heard of is forgotten, with what it held.
+
+    Attributes:
+        address: Of the master, as host:port.
+        master: It knows what is where.
+        storage: It has the memory.
     """
 
     def __init__(self, memory_bytes: int, lease_ms: int, client_ttl_s: int) -> None:
         package = _package()
-        port, storage_port = free_port(), free_port()
+        port = free_port()
         self.address = f"127.0.0.1:{port}"
-        self.master = Server(
+        self._logs = tempfile.TemporaryDirectory(prefix="kvtide-")
+        self.master = self._server(
+            "master",
+            port,
             [
                 str(package / "mooncake_master"),
                 f"-rpc_port={port}",
@@ -131,9 +66,11 @@ class Store:
                 f"-default_kv_lease_ttl={lease_ms}",
                 f"-client_ttl={client_ttl_s}",
             ],
-            port,
         )
-        self.storage = Server(
+        port = free_port()
+        self.storage = self._server(
+            "storage",
+            port,
             [
                 str(package / "mooncake_client"),
                 "--host=127.0.0.1",
@@ -141,15 +78,19 @@ class Store:
                 "--metadata_server=P2PHANDSHAKE",
                 "--protocol=tcp",
                 f"--global_segment_size={memory_bytes}",
-                f"--port={storage_port}",
+                f"--port={port}",
             ],
-            storage_port,
         )
 
     def close(self) -> None:
         """End both."""
-        self.storage.close()
-        self.master.close()
+        self.storage.kill()
+        self.master.kill()
+        self._logs.cleanup()
+
+    def _server(self, name: str, port: int, command: Sequence[str]) -> ServerProcess:
+        log = Path(self._logs.name) / name
+        return ServerProcess(command, log, lambda: takes_connections(port), _environment())
 
 
 @contextmanager
@@ -185,4 +126,4 @@ def _package() -> Path:
 
 
 def _environment() -> dict[str, str]:
-    return {**os.environ, "MC_TCP_PROGRESS_TIMEOUT_SEC": "2", "MC_TCP_STATUS_TIMEOUT_SEC": "2"}
+    return {"MC_TCP_PROGRESS_TIMEOUT_SEC": "2", "MC_TCP_STATUS_TIMEOUT_SEC": "2", **os.environ}

@@ -6,57 +6,45 @@ keeps objects in memory, and the gateway; ``scripts/radosgw.sh`` installs what i
 """
 
 import shutil
-import signal
-import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvtide.testing.servers.ceph_conf import CONFIGURATION
-
-START_S = 60.0
-"""How long a server may take until it answers."""
+from kvtide.testing.servers.process import START_S, ServerProcess, free_port, serving
 
 CEPH_PROGRAMS = ("radosgw", "radosgw-admin", "ceph", "ceph-mon", "ceph-osd", "monmaptool")
 
 
-@dataclass(frozen=True, slots=True)
-class S3Server:
-    """A server that answers.
+class S3Server(ServerProcess):
+    """A server on loopback, ``http://127.0.0.1:port``.
 
-    Attributes:
-        endpoint: ``http://127.0.0.1:port``.
-        bucket: That it has.
+    Args:
+        command: To run it.
+        log: File for what it says.
+        port: Where it listens.
+        bucket: That it has, or will have.
         access_key_id: Of a user who may do everything.
         secret_access_key: The user's.
-        process: To be stopped, continued or killed by whoever tests that.
     """
 
-    endpoint: str
-    bucket: str
-    access_key_id: str
-    secret_access_key: str = field(repr=False)
-    process: "subprocess.Popen[bytes]" = field(repr=False)
-
-    def freeze(self) -> None:
-        """Stop it in its tracks: connections are taken, and nobody answers."""
-        self.process.send_signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self.process.send_signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it, and wait until it is gone."""
-        self.process.kill()
-        self.process.wait(START_S)
+    def __init__(
+        self,
+        command: Sequence[str],
+        log: Path,
+        port: int,
+        bucket: str,
+        access_key_id: str,
+        secret_access_key: str,
+    ) -> None:
+        super().__init__(command, log, lambda: _answers(f"{self.endpoint}/"))
+        self.endpoint, self.bucket = f"http://127.0.0.1:{port}", bucket
+        self.access_key_id, self.secret_access_key = access_key_id, secret_access_key
 
 
 @contextmanager
@@ -72,11 +60,8 @@ def moto_server(folder: Path, bucket: str = "kvtide") -> Iterator[S3Server]:
     """
     port = free_port()
     command = [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)]
-    folder.mkdir(parents=True, exist_ok=True)
-    with running(command, folder / "moto.log") as process:
-        endpoint = f"http://127.0.0.1:{port}"
-        _wait_until(lambda: _answers(f"{endpoint}/moto-api/"), process)
-        server = S3Server(endpoint, bucket, "moto", "moto-has-no-secret", process)
+    server = S3Server(command, folder / "moto.log", port, bucket, "moto", "moto-has-no-secret")
+    with serving(server):
         _make_bucket(server)
         yield server
 
@@ -116,16 +101,13 @@ def radosgw_server(folder: Path, bucket: str = "kvtide") -> Iterator[S3Server]:
         raise RuntimeError(f"{', '.join(missing)}: not installed; run scripts/radosgw.sh")
     with ExitStack() as daemons:
         cluster = _Cluster(folder, free_port())
-        monitor = daemons.enter_context(running(cluster.monitor(), folder / "mon.log"))
-        _wait_until(lambda: cluster.says("mon", "stat"), monitor)
-        storage = daemons.enter_context(running(cluster.storage(), folder / "osd.log"))
-        _wait_until(lambda: "1 up" in cluster.said("osd", "stat"), storage)
+        daemons.enter_context(serving(cluster.monitor()))
+        daemons.enter_context(serving(cluster.storage()))
         key, secret = "KVTIDE", uuid.uuid4().hex
         cluster.add_user(key, secret)
         port = free_port()
-        gateway = daemons.enter_context(running(cluster.gateway(port), folder / "rgw.log"))
-        _wait_until(lambda: _answers(f"http://127.0.0.1:{port}/"), gateway)
-        server = S3Server(f"http://127.0.0.1:{port}", bucket, key, secret, gateway)
+        server = S3Server(cluster.gateway(port), folder / "rgw.log", port, bucket, key, secret)
+        daemons.enter_context(serving(server))
         _make_bucket(server)
         yield server
 
@@ -157,19 +139,21 @@ class _Cluster:
             (folder / name).mkdir(parents=True)
         self._conf.write_text(CONFIGURATION.format(folder=folder, fsid=self._fsid, address=self._address))
 
-    def monitor(self) -> list[str]:
-        """Make the monitor's store; says how it is run."""
+    def monitor(self) -> ServerProcess:
+        """Make the monitor's store, and the monitor."""
         monmap = str(self._folder / "monmap")
         _run(["monmaptool", "--create", "--addv", "a", self._address, "--fsid", self._fsid, monmap])
         _run([*self._program("ceph-mon"), "-i", "a", "--mkfs", "--monmap", monmap])
-        return [*self._program("ceph-mon"), "-f", "-i", "a"]
+        command = [*self._program("ceph-mon"), "-f", "-i", "a"]
+        return ServerProcess(command, self._folder / "mon.log", lambda: bool(self._said("mon", "stat")))
 
-    def storage(self) -> list[str]:
-        """Make the storage daemon's store; says how it is run."""
+    def storage(self) -> ServerProcess:
+        """Make the storage daemon's store, and the daemon."""
         osd_uuid = str(uuid.uuid4())
         _run([*self._program("ceph"), "osd", "new", osd_uuid])
         _run([*self._program("ceph-osd"), "-i", "0", "--mkfs", "--osd-uuid", osd_uuid])
-        return [*self._program("ceph-osd"), "-f", "-i", "0"]
+        command = [*self._program("ceph-osd"), "-f", "-i", "0"]
+        return ServerProcess(command, self._folder / "osd.log", lambda: "1 up" in self._said("osd", "stat"))
 
     def gateway(self, port: int) -> list[str]:
         """Say how the gateway is run."""
@@ -181,11 +165,7 @@ class _Cluster:
         user = ["--uid=kvtide", "--display-name=kvtide", f"--access-key={key}", f"--secret-key={secret}"]
         _run([*self._program("radosgw-admin"), "user", "create", *user])
 
-    def says(self, *words: str) -> bool:
-        """Whether the monitor has an answer."""
-        return bool(self.said(*words))
-
-    def said(self, *words: str) -> str:
+    def _said(self, *words: str) -> str:
         """What the monitor answers; nothing when it does not."""
         asked = [*self._program("ceph"), "--connect-timeout", "5", *words]
         done = subprocess.run(asked, capture_output=True, text=True, check=False, timeout=START_S)
@@ -193,33 +173,6 @@ class _Cluster:
 
     def _program(self, name: str) -> list[str]:
         return [name, "-c", str(self._conf)]
-
-
-# -- processes ------------------------------------------------------------------------------------------
-
-
-@contextmanager
-def running(command: Sequence[str], log: Path) -> Iterator["subprocess.Popen[bytes]"]:
-    """Run a server while the block lasts; it is killed at its end, by pid.
-
-    Args:
-        command: Program and arguments.
-        log: Where its output goes.
-    """
-    with log.open("wb") as output:
-        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=output, stderr=output)
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait(START_S)
-
-
-def free_port() -> int:
-    """Find a port of loopback that nobody listens on; somebody may, later."""
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def _run(command: Sequence[str]) -> None:
@@ -237,13 +190,3 @@ def _answers(url: str) -> bool:
         return True
     except OSError:
         return False
-
-
-def _wait_until(holds: Callable[[], bool], process: "subprocess.Popen[bytes]") -> None:
-    until_s = time.monotonic() + START_S
-    while not holds():
-        if process.poll() is not None:
-            raise RuntimeError(f"{process.args!r}: ended with {process.returncode} before it answered")
-        if time.monotonic() > until_s:
-            raise RuntimeError(f"{process.args!r}: does not answer within {START_S:g} s")
-        time.sleep(0.05)

@@ -5,16 +5,22 @@ Each is started with an empty folder of its own, keeps nothing on disk, and is w
 """
 
 import shutil
-import signal
 import socket
 import subprocess
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-START_S = 20.0
+from kvtide.testing.servers.process import (
+    START_S,
+    ServerProcess,
+    free_port,
+    serving,
+    takes_connections,
+    wait_until,
+)
+
 ATTEMPTS = 5
 PASSWORD = "loopback-only"
 """Of the servers that want one."""
@@ -22,7 +28,7 @@ PASSWORD = "loopback-only"
 SHARED_CLUSTER_SLOTS = 16384
 
 
-class Server:
+class Server(ServerProcess):
     """One process.
 
     Args:
@@ -38,9 +44,10 @@ class Server:
     """
 
     def __init__(self, program: str, folder: Path, settings: Sequence[str] = ()) -> None:
+        super().__init__([program], folder / "log", self._is_ready)
         self._program = program
         self._settings = list(settings)
-        self._process: subprocess.Popen[bytes] | None = None
+        self._tried_port = 0
         self.folder = folder
         self.port = 0
         self.socket_path = folder / "socket"
@@ -51,43 +58,30 @@ class Server:
         """For ``tiers.options.url``."""
         return f"redis://127.0.0.1:{self.port}"
 
-    @property
-    def pid(self) -> int:
-        """Of the process that runs."""
-        if self._process is None:
-            raise RuntimeError("it does not run")
-        return self._process.pid
-
     def start(self) -> None:
         """Start it, at the port it had before if it had one, and wait until it answers.
 
+        What was in its folder is gone.
+
         Raises:
-            RuntimeError: It does not start; has the end of its log.
+            RuntimeError: It does not start; has the end of its log. Or it runs already.
         """
-        for _ in range(ATTEMPTS):
-            port = self.port or _free_port()
-            self._process = self._begun(port)
-            if self._answers(port):
-                self.port = port
-                self.starts += 1
-                return
-            self.kill()  # somebody else was given the same port
-        raise RuntimeError(f"{self._program} does not start: {self._log_end()}")
-
-    def freeze(self) -> None:
-        """Let it answer nothing, and keep its connections."""
-        self._signal(signal.SIGSTOP)
-
-    def thaw(self) -> None:
-        """Let it go on."""
-        self._signal(signal.SIGCONT)
-
-    def kill(self) -> None:
-        """End it as a power cut would; what was in it is lost."""
-        if self._process is not None:
-            self._process.kill()
-            self._process.wait()
-            self._process = None
+        if self.runs:
+            raise RuntimeError(f"{self._program} runs already")
+        for attempt in range(ATTEMPTS):
+            self._tried_port = self.port or _free_port()
+            self._command = self._command_line()
+            shutil.rmtree(self.folder, ignore_errors=True)
+            self.folder.mkdir(parents=True, mode=0o700)
+            try:
+                super().start()
+            except RuntimeError:  # somebody else was given the same port
+                if attempt == ATTEMPTS - 1:
+                    raise
+                continue
+            self.port = self._tried_port
+            self.starts += 1
+            return
 
     def command(self, *words: str | bytes, password: str | None = None) -> Any:
         """Say something over its Unix socket, past TLS, and hand back the answer.
@@ -108,36 +102,15 @@ class Server:
         finally:
             connection.disconnect()
 
-    def _begun(self, port: int) -> subprocess.Popen[bytes]:
-        shutil.rmtree(self.folder, ignore_errors=True)
-        self.folder.mkdir(parents=True, mode=0o700)
+    def _command_line(self) -> list[str]:
         line = [self._program, "--bind", "127.0.0.1", "--dir", str(self.folder)]
         line += ["--unixsocket", str(self.socket_path), "--save", "", "--appendonly", "no"]
-        line += [word.replace("PORT", str(port)) for word in self._settings or ["--port", "PORT"]]
-        with (self.folder / "log").open("wb") as log:
-            return subprocess.Popen(line, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL)
+        port = str(self._tried_port)
+        return line + [word.replace("PORT", port) for word in self._settings or ["--port", "PORT"]]
 
-    def _answers(self, port: int) -> bool:
-        process = self._process
-        end_s = time.monotonic() + START_S
-        while process is not None and process.poll() is None and time.monotonic() < end_s:
-            try:
-                socket.create_connection(("127.0.0.1", port), 1.0).close()
-            except OSError:
-                time.sleep(0.01)
-                continue
-            return self.socket_path.exists() and process.poll() is None
-        return False
-
-    def _signal(self, number: signal.Signals) -> None:
-        if self._process is not None:
-            self._process.send_signal(number)
-
-    def _log_end(self) -> str:
-        try:
-            return (self.folder / "log").read_text("utf-8", "replace")[-500:]
-        except OSError:
-            return "it has no log"
+    def _is_ready(self) -> bool:
+        # Its socket comes after its port: without it somebody else has the port.
+        return takes_connections(self._tried_port) and self.socket_path.exists()
 
 
 @contextmanager
@@ -148,7 +121,7 @@ def redis_server(folder: Path, *settings: str) -> Iterator[Server]:
         folder: Is made, and emptied.
         settings: As on its command line: ``"--maxmemory", "64mb"``.
     """
-    with _running(Server("redis-server", folder, ["--port", "PORT", *settings])) as server:
+    with serving(Server("redis-server", folder, ["--port", "PORT", *settings])) as server:
         yield server
 
 
@@ -160,7 +133,7 @@ def valkey_server(folder: Path, *settings: str) -> Iterator[Server]:
         folder: Is made, and emptied.
         settings: As on its command line.
     """
-    with _running(Server(valkey_program(), folder, ["--port", "PORT", *settings])) as server:
+    with serving(Server(valkey_program(), folder, ["--port", "PORT", *settings])) as server:
         yield server
 
 
@@ -177,7 +150,7 @@ def tls_server(folder: Path, *settings: str) -> Iterator[Server]:
     files = ["--tls-cert-file", f"{tls}/server.crt", "--tls-key-file", f"{tls}/server.key"]
     files += ["--tls-ca-cert-file", f"{tls}/ca.crt"]
     ports = ["--port", "0", "--tls-port", "PORT"]
-    with _running(Server("redis-server", folder, [*ports, *files, *settings])) as server:
+    with serving(Server("redis-server", folder, [*ports, *files, *settings])) as server:
         yield server
 
 
@@ -196,7 +169,7 @@ def cluster(folder: Path, node_count: int = 3, program: str = "redis-server") ->
             settings = ["--port", "PORT", "--cluster-enabled", "yes"]
             settings += ["--cluster-require-full-coverage", "no", "--cluster-node-timeout", "1000"]
             node = Server(program, folder / f"node-{number}", settings)
-            nodes.append(running.enter_context(_running(node)))
+            nodes.append(running.enter_context(serving(node)))
         for number, node in enumerate(nodes):
             first, last = (SHARED_CLUSTER_SLOTS * at // node_count for at in (number, number + 1))
             node.command("CLUSTER", "ADDSLOTSRANGE", str(first), str(last - 1))
@@ -241,28 +214,6 @@ def certificates(folder: Path) -> None:
         openssl("x509", "-req", "-in", f"{name}.csr", "-out", f"{name}.crt", *signed)
 
 
-def wait_until(condition: Callable[[], bool], patience_s: float = START_S) -> None:
-    """Ask again and again.
-
-    Raises:
-        TimeoutError: It did not come true.
-    """
-    end_s = time.monotonic() + patience_s
-    while not condition():
-        if time.monotonic() > end_s:
-            raise TimeoutError("it did not happen")
-        time.sleep(0.01)
-
-
-@contextmanager
-def _running(server: Server) -> Iterator[Server]:
-    try:
-        server.start()
-        yield server
-    finally:
-        server.kill()
-
-
 def _knows_all(node: Server, node_count: int) -> bool:
     slots: list[Any] = node.command("CLUSTER", "SLOTS")
     state: bytes = node.command("CLUSTER", "INFO")
@@ -272,11 +223,10 @@ def _knows_all(node: Server, node_count: int) -> bool:
 def _free_port() -> int:
     """Find a port that is free, and whose cluster bus (10000 above) is."""
     for _ in range(100):
-        with socket.socket() as one, socket.socket() as other:
-            one.bind(("127.0.0.1", 0))
-            port: int = one.getsockname()[1]
+        port = free_port()
+        with socket.socket() as bus:
             try:
-                other.bind(("127.0.0.1", port + 10000))
+                bus.bind(("127.0.0.1", port + 10000))
             except (OSError, OverflowError):
                 continue
             return port

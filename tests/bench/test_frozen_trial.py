@@ -1,4 +1,4 @@
-"""The judge of the frozen disk, on planted rounds; and that what is frozen really hangs."""
+"""The judge of frozen tiers, on planted rounds; and that what is frozen really hangs."""
 
 import os
 import sys
@@ -100,17 +100,41 @@ def test_unequal_work_is_not_judged() -> None:
         judge(planted()[:-1])
 
 
-def test_a_disk_that_answered_is_not_judged() -> None:
-    answered = [
-        replace(one, in_service=True, stuck_threads=0) if one.arm == TIER else one for one in planted()
-    ]
+def kept(**changes: object) -> list[Round]:
+    """Rounds in which the tier is kept, and by itself nothing tells of trouble."""
+    nothing = {"in_service": True, "stuck_threads": 0, "counted": {"tier_hit_chunks{disk}": 5.0}}
+    return [replace(one, **(nothing | changes)) if one.arm == TIER else one for one in planted()]
+
+
+def test_a_tier_that_answered_is_not_judged() -> None:
     with pytest.raises(UnfitError, match="nothing was frozen"):
-        judge(answered)
+        judge(kept())
+    with pytest.raises(UnfitError, match="nothing was frozen"):
+        judge(kept(counted={"tier_errors{disk,miss}": 3.0, "tier_probes{disk}": 3.0}))
 
 
-def test_reads_that_hang_while_the_tier_is_kept_are_a_frozen_disk() -> None:
-    kept = [replace(one, in_service=True) if one.arm == TIER else one for one in planted()]
-    assert judge(kept).left_out_after is None
+@pytest.mark.parametrize(
+    "felt",
+    [
+        {"stuck_threads": 1},
+        {"held_count": 1},
+        {"counted": {"tier_errors{valkey,unavailable}": 1.0}},
+        {"counted": {"tier_errors{valkey,late}": 1.0}},
+        {"counted": {"tier_probes_late{valkey}": 1.0}},
+        {"counted": {"tier_passed_over_chunks{valkey}": 1.0}},
+    ],
+)
+def test_a_tier_that_is_kept_is_judged_when_somebody_missed_it(felt: dict[str, object]) -> None:
+    assert judge(kept(**felt)).left_out_after is None
+
+
+def test_two_engines_without_a_tier_are_judged_too_as_a_control() -> None:
+    assert judge([replace(one, in_service=None, stuck_threads=0, counted={}) for one in planted()]).passed
+
+
+def test_what_came_from_the_tier_all_the_same_is_told() -> None:
+    counted = {"tier_hit_chunks{disk}": 5.0, "tier_probes{disk}": 0.0}
+    assert judge(kept(held_count=1, counted=counted)).counted == {"tier_hit_chunks{disk}": 5.0}
 
 
 def test_hooks_that_were_never_called_are_not_judged() -> None:

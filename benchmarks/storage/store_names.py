@@ -1,0 +1,58 @@
+"""What the samples of ``stores`` are called, and how much work one of each has to be.
+
+Names and sizes only: shared by those who measure and those who judge, who import nothing heavy.
+"""
+
+from dataclasses import dataclass
+
+from benchmarks.storage.vocabulary import MIB, OURS, PLAIN
+
+ARMS = (OURS, PLAIN)
+PUT, GET = "put", "get"
+DIRECTIONS = (PUT, GET)
+RECORD_BYTES = (MIB, 4 * MIB)
+THREADS = 4
+
+DIRECTORY, VALKEY, MOONCAKE = "directory", "valkey", "mooncake"
+UNCACHED = "directory, not cached"
+"""What others wrote is not in this machine's page cache; what it reads or wrote itself is, for a while."""
+RADOSGW = "objects, radosgw"
+FILES = "objects, files"
+"""obstore's own store of files, whose reads are at the speed of memory: shown where there is no radosgw."""
+MOTO = "objects, moto"
+"""An S3 server in Python, in which most of the time goes: shown, not judged."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What is measured of a kind of store, with records of each size.
+
+    Attributes:
+        byte_count: Put, and got, by an arm in a round.
+        rounds: How many.
+        judged: Directions that have a bar.
+        directions: What of it is kept.
+        gets: How often in a sample: neighbours cannot be seen within a few hundredths of a second.
+    """
+
+    byte_count: int
+    rounds: int
+    judged: tuple[str, ...] = DIRECTIONS
+    directions: tuple[str, ...] = DIRECTIONS
+    gets: int = 1
+
+    def moved_bytes(self, what: str) -> int:
+        """Of one sample."""
+        return self.byte_count * (self.gets if what == GET else 1)
+
+
+WORK = {
+    # What this machine has just read or written costs the file system nothing: checksums alone are a quarter.
+    DIRECTORY: Work(512 * MIB, 9, judged=(PUT,), gets=4),
+    UNCACHED: Work(256 * MIB, 9, directions=(GET,)),
+    VALKEY: Work(256 * MIB, 9),
+    MOONCAKE: Work(256 * MIB, 9),
+    RADOSGW: Work(64 * MIB, 9),
+    FILES: Work(256 * MIB, 7, judged=()),
+    MOTO: Work(32 * MIB, 3, judged=()),
+}
