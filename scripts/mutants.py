@@ -848,15 +848,6 @@ MUTANTS = (
         "shared",
     ),
     Mutant(
-        "refuted-believed-again",
-        "F4",
-        "manager/shared.py",
-        "there &= [not self.is_refuted(key) for key in run]",
-        "there &= True",
-        "a chunk of which one rank's part is missing is promised, missed and never put right",
-        "shared",
-    ),
-    Mutant(
         "hints-never-stale",
         "F5",
         "manager/shared.py",
