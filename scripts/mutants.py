@@ -911,15 +911,6 @@ MUTANTS = (
         "shared",
     ),
     Mutant(
-        "fates-of-a-call-shifted",
-        "F5",
-        "transfer/lane_calls.py",
-        "parts.append((PartFate.DONE, None) if end else (PartFate.GONE, MISS))",
-        "parts.insert(0, (PartFate.DONE, None) if end else (PartFate.GONE, MISS))",
-        "in a call of several chunks a miss is taken for a hit",
-        "shared",
-    ),
-    Mutant(
         "call-of-a-job-begins-anew",
         "F3",
         "transfer/lane_calls.py",
