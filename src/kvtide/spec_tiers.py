@@ -129,7 +129,7 @@ def is_shared(tier: TierSettings) -> bool:
 def prober_of(
     config: KVTideConfig,
     identity_of: Callable[[], TierIdentity],
-    made: Callable[[Mapping[int, NamedMaker]], Prober] = threads_asking,
+    made: Callable[[Mapping[int, NamedMaker], float], Prober] = threads_asking,
 ) -> Prober | None:
     """Begin to ask the shared tiers that settings name; None without any.
 
@@ -146,7 +146,7 @@ def prober_of(
         for index, wanted in enumerate(config.tiers, first)
         if is_shared(wanted)
     }
-    return made(makers) if makers else None
+    return made(makers, config.probe_wait_s) if makers else None
 
 
 def _shared_tier(wanted: TierSettings, identity_of: Callable[[], TierIdentity]) -> SharedTier:

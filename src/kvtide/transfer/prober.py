@@ -26,7 +26,7 @@ FIRST_KEYS, MOST_KEYS = 16, 256
 """Keys of the first batch and of the longest: a miss costs little, a long prompt few calls."""
 
 DEADLINE_S = 0.5
-"""For one batch; nobody waits so long for an answer."""
+"""For one batch, unless requests may be held back for longer: nobody waits so long for an answer."""
 
 QUESTIONS_LIMIT = 256
 """Questions that may wait; beyond it the oldest is answered by nothing."""
@@ -47,11 +47,17 @@ class TierProber:
         make: Builds the tier; called by the thread, and again until it does. What it built is opened by the
             thread, too, and that again until it is open.
         clock: Seconds.
+        deadline_s: For one batch.
     """
 
     def __init__(
-        self, name: str, make: Callable[[], SharedTier], clock: Callable[[], float] = time.monotonic
+        self,
+        name: str,
+        make: Callable[[], SharedTier],
+        clock: Callable[[], float] = time.monotonic,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
+        self._deadline_s = deadline_s
         self._name = name
         self._make = make
         self._clock = clock
@@ -115,7 +121,7 @@ class TierProber:
         if not self._opened or self._closing:
             return False
         began_s, now_s = self._call_began_s, self._clock()
-        stuck = began_s is not None and now_s > began_s + DEADLINE_S
+        stuck = began_s is not None and now_s > began_s + self._deadline_s
         return not stuck and self._breaker.state(now_s) is not BreakerState.OPEN
 
     def _give_up(self) -> None:
@@ -198,7 +204,7 @@ class TierProber:
     def _find(self, tier: SharedTier, batch: RecordRun) -> list[bool] | None:
         self._call_began_s = self._clock()
         try:
-            present = [bool(one) for one in tier.find(batch, DEADLINE_S)]
+            present = [bool(one) for one in tier.find(batch, self._deadline_s)]
             if len(present) != len(batch):
                 raise RuntimeError(f"{len(batch)} chunks were asked for, {len(present)} answers came")
         except NodeUnavailableError:  # the others go on: nothing against the tier
@@ -215,7 +221,7 @@ class TierProber:
     def _note_end(self, went_well: bool) -> None:
         now_s = self._clock()
         began_s, self._call_began_s = self._call_began_s, None
-        in_time = began_s is not None and now_s <= began_s + DEADLINE_S
+        in_time = began_s is not None and now_s <= began_s + self._deadline_s
         with self._changed:
             if went_well and in_time:
                 self._breaker.succeeded()
@@ -251,9 +257,17 @@ class ThreadProber(Prober):
             prober.close()
 
 
-def threads_asking(makers: Mapping[int, NamedMaker]) -> ThreadProber:
-    """Begin to ask tiers, by index; each is made by its own thread."""
-    return ThreadProber({index: TierProber(name, make) for index, (name, make) in makers.items()})
+def threads_asking(makers: Mapping[int, NamedMaker], wait_s: float) -> ThreadProber:
+    """Begin to ask tiers, by index; each is made by its own thread.
+
+    Args:
+        makers: Of the tiers.
+        wait_s: For which a request may be held back.
+    """
+    deadline_s = max(DEADLINE_S, wait_s)
+    return ThreadProber(
+        {index: TierProber(name, make, deadline_s=deadline_s) for index, (name, make) in makers.items()}
+    )
 
 
 def answers(question: ProbeQuestion, find: Callable[[RecordRun], list[bool] | None]) -> Iterator[ProbeAnswer]:

@@ -49,7 +49,7 @@ class Lanes:
         """Make who asks the shared tiers that settings name; None without any."""
         return prober_of(config, identity_of, self._asking)
 
-    def _asking(self, makers: Mapping[int, NamedMaker]) -> Prober:
+    def _asking(self, makers: Mapping[int, NamedMaker], wait_s: float) -> Prober:
         made = VirtualProber(makers, self.questions, self._clock)
         self._probers.append(made)
         return made
