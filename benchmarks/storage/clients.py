@@ -61,7 +61,7 @@ class Client(ABC):
 
 
 class FolderClient(Client):
-    """open, write, close; open, read into the slot, close.
+    """open, write, close, rename: no reader sees half a file; open, read into the slot, close.
 
     Args:
         folder: Of its own; made.
@@ -75,9 +75,11 @@ class FolderClient(Client):
 
     def put(self, keys: Sequence[str], records: Sequence[memoryview]) -> None:
         for key, record in zip(keys, records, strict=True):
-            descriptor = os.open(self._folder / key, os.O_WRONLY | os.O_CREAT, 0o600)
+            unfinished = self._folder / f"{key}.part"
+            descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o600)
             moved = os.write(descriptor, record)
             os.close(descriptor)
+            unfinished.rename(self._folder / key)
             _demand(moved, record.nbytes)
 
     def get(self, keys: Sequence[str], slots: Sequence[memoryview]) -> None:

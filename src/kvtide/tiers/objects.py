@@ -22,7 +22,7 @@ from kvtide.tiers.objects_options import ObjectsOptions, need_obstore, options_o
 from kvtide.tiers.objects_pieces import chunks_per_piece
 from kvtide.tiers.objects_windows import Windows
 from kvtide.tiers.records import FORMAT_VERSION, HEADER_BYTES, ChunkName, RecordRun
-from kvtide.tiers.shared import SharedTier, end_of
+from kvtide.tiers.shared import SharedTier, end_of, fill
 
 if TYPE_CHECKING:
     from obstore.store import ObjectStore
@@ -292,7 +292,7 @@ class ObjectsTier(SharedTier):
                 return False
             if isinstance(body, CorruptRecordError):
                 raise body
-            payload[:] = body.view[HEADER_BYTES:]
+            fill(payload, body.view[HEADER_BYTES:])
             self.check(body.view[:HEADER_BYTES], key, payload)
         except CorruptRecordError as error:
             if path != self._path_of(key):

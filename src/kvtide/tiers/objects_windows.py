@@ -17,7 +17,7 @@ from kvtide.tiers.objects_learnt import Listing
 from kvtide.tiers.objects_pieces import Piece, WindowPart, new_piece, parts_of, segments, start_folder
 from kvtide.tiers.objects_search import Search, together
 from kvtide.tiers.records import HEADER_BYTES, RecordRun
-from kvtide.tiers.shared import SharedTier
+from kvtide.tiers.shared import SharedTier, fill
 
 
 class Windows:
@@ -187,7 +187,7 @@ class Windows:
         headers, body = fetched
         outcomes: list[bool | TierError] = []
         for at, (key, payload) in enumerate(zip(keys, payloads, strict=True)):
-            payload[:] = body[at * payload_bytes : (at + 1) * payload_bytes]
+            fill(payload, body[at * payload_bytes : (at + 1) * payload_bytes])
             header_at = (index + at) * HEADER_BYTES
             try:
                 self._tier.check(headers[header_at : header_at + HEADER_BYTES], key, payload)

@@ -11,6 +11,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Sequence
 
+import numpy as np
 import xxhash
 
 from kvtide.errors import CorruptRecordError
@@ -40,6 +41,11 @@ def end_of(deadline_s: float) -> float:
         deadline_s: As the call was given it.
     """
     return time.monotonic() + IN_TIME * deadline_s
+
+
+def fill(payload: memoryview, body: memoryview) -> None:
+    """Copy ``uint8[n]``, and let other threads of the interpreter run meanwhile."""
+    np.copyto(np.frombuffer(payload, dtype=np.uint8), np.frombuffer(body, dtype=np.uint8))
 
 
 class SharedTier(Tier):
