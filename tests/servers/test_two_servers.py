@@ -123,6 +123,8 @@ def wait_for(server: Server, name: str, count: float, **labels: str) -> None:
 def written(fleet: Fleet) -> list[tuple[list[int], tuple[list[int], list[float]]]]:
     """Prompts that one server has computed and every store holds, with its answers after a hit of its own."""
     writer, found = fleet.servers[WRITER], []
+    for kind in KINDS:  # what is computed before a store is open is not written to it
+        wait_for(writer, "tier_takes_writes", 1.0, tier=kind)
     for prompt in prompts_of(80, len(KINDS)):
         writer.generate(prompt)
         found.append((prompt, writer.generate(prompt)))
