@@ -128,6 +128,13 @@ def written(fleet: Fleet) -> list[tuple[list[int], tuple[list[int], list[float]]
     for prompt in prompts_of(80, len(KINDS)):
         writer.generate(prompt)
         found.append((prompt, writer.generate(prompt)))
+    give_up_s = time.monotonic() + WAIT_S
+    while time.monotonic() < give_up_s and any(
+        counted(writer, "tier_stored_chunks_total", tier=kind) < len(found) * CHUNKS for kind in KINDS
+    ):
+        for prompt, _ in found:  # what was skipped, or went wrong, is written when it is asked for again
+            writer.generate(prompt)
+        time.sleep(1.0)
     for kind in KINDS:
         wait_for(writer, "tier_stored_chunks_total", len(found) * CHUNKS, tier=kind)
     return found

@@ -164,6 +164,7 @@ class Ladder:
             self.host.catalog.unpin(write.pin)
             self.host.room_epoch += 1
         self.tiers[write.tier - 1].end_write(write.run, write.places, leading_done(fates))
+        self._skipped = self._skipped or leading_done(fates) < len(fates)
 
     def keep_out(self, run: ChunkRun) -> None:
         """Note a prompt whose chunks stay out of every tier below host memory."""
