@@ -113,7 +113,7 @@ class DirectoryTier(SharedTier):
             self._room.take(byte_count)
             try:
                 new = self._written(path, self.header_of(name, payload), payload, until_s)
-            except BaseException:
+            except BaseException:  # also an interrupt: the room would be nobody's for ever
                 self._room.give_back(byte_count)
                 raise
         if not new:

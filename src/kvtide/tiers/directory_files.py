@@ -219,7 +219,7 @@ def write_file(path: str, header: bytes, payload: memoryview, until_s: float, du
             # On NFS and others the bytes are at the server after this, or the error is told here.
             os.close(descriptor)
         new = publish(temporary, path)
-    except BaseException:
+    except BaseException:  # also an interrupt: nothing unfinished is left behind
         with contextlib.suppress(OSError):
             os.unlink(temporary)
         raise

@@ -197,7 +197,7 @@ class Node:
         self.connection_count += 1
         try:
             _greet(wire, self._access, deadline)
-        except BaseException:
+        except BaseException:  # also an interrupt: the connection would stay open
             wire.close()
             raise
         return wire

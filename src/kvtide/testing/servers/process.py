@@ -84,7 +84,7 @@ class ServerProcess:
             trouble = f"ended with {self._process.returncode} before it answered"
         except TimeoutError:
             trouble = f"does not answer within {START_S:g} s"
-        except BaseException:
+        except BaseException:  # also an interrupt: no server is left behind
             self.kill()
             raise
         self.kill()

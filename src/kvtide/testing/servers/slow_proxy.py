@@ -36,7 +36,7 @@ class SlowProxy:
         )
         try:
             self.port = self._number()
-        except BaseException:
+        except BaseException:  # also an interrupt: no process is left behind
             self.close()
             raise
 
