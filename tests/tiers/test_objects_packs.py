@@ -255,6 +255,25 @@ def test_what_is_looked_for_again_is_not_listed_again(tier: ObjectsTier, other: 
     assert counting.calls == ["get"] * 4
 
 
+@pytest.mark.parametrize("count", [1, 3])
+def test_what_is_written_while_another_thread_lists_is_not_missed(
+    store: MemoryStore, tier: ObjectsTier, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    bucket = tier._bucket
+    listed = bucket.listed
+
+    def writes_meanwhile(folder: str, end_s: float) -> object:
+        monkeypatch.setattr(bucket, "listed", listed)
+        found = listed(folder, end_s)
+        for at in range(count):
+            assert write(tier, run_of(WORDS, 8 * at, 8 * at + 8)) == [NEW] * 8
+        return found
+
+    monkeypatch.setattr(bucket, "listed", writes_meanwhile)
+    assert read(tier, run_of(WORDS, 0, 8 * count)) == [True] * 8 * count
+    assert read(tier, run_of(WORDS, 0, 8 * count)) == [True] * 8 * count
+
+
 @pytest.mark.parametrize("limit", [2, 5, 1000])
 def test_a_window_that_many_prompts_continue_is_walked(
     store: MemoryStore, tier: ObjectsTier, monkeypatch: pytest.MonkeyPatch, limit: int

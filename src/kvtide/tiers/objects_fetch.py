@@ -52,11 +52,11 @@ class Pieces:
         now_s = time.monotonic()
         if known is not None and known.at_s >= now_s - age_s:
             return known
+        written_before = self.learnt.written_count
         found, whole = self._bucket.listed(folder, end_s)
         pieces = (listed_piece(window, path, object_bytes) for path, object_bytes in found)
         listing = Listing(tuple(piece for piece in pieces if piece is not None), whole, now_s)
-        self.learnt.listed(folder, listing)
-        return listing
+        return self.learnt.listed(folder, listing, written_before)
 
     def headers(self, piece: Piece, end_s: float) -> Headers | None:
         """Fetch the headers of a piece; None when it has gone.

@@ -4,8 +4,9 @@ Listings of windows, headers of pieces, and in which piece a key was seen: all o
 oldest go when there are too many. Knows no store and no clock.
 """
 
+import itertools
 import threading
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -24,6 +25,9 @@ PIECES_WITH_HEADERS = 512
 
 KEYS = 65_536
 """Some 200 bytes each."""
+
+WRITTEN_MEANWHILE = 1024
+"""Pieces of our own that are remembered for listings under way."""
 
 K = TypeVar("K", bound=Hashable)
 V = TypeVar("V")
@@ -78,6 +82,13 @@ class Listing:
     whole: bool
     at_s: float
 
+    def with_piece(self, piece: Piece) -> "Listing":
+        """Say what it is with one more piece, unless it has that one."""
+        if piece in self.pieces:
+            return self
+        kept = self.pieces[-LISTED_AT_MOST:]
+        return Listing((*kept, piece), self.whole and len(kept) == len(self.pieces), self.at_s)
+
 
 @dataclass(frozen=True, slots=True)
 class Headers:
@@ -97,11 +108,13 @@ class Learnt:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
+        self._written_count = 0
         self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         with self._lock:
+            self._written: deque[Piece] = deque(maxlen=WRITTEN_MEANWHILE)
             self._listings: Recent[str, Listing] = Recent(LISTED_PIECES)
             self._headers: Recent[str, Headers] = Recent(PIECES_WITH_HEADERS)
             self._pieces: Recent[str, Piece] = Recent(KEYS)
@@ -112,20 +125,40 @@ class Learnt:
         with self._lock:
             return self._listings.get(folder)
 
-    def listed(self, folder: str, listing: Listing) -> None:
-        """Note what was listed."""
+    @property
+    def written_count(self) -> int:
+        """Pieces of our own so far; asked before a listing begins, for ``listed``."""
+        return self._written_count
+
+    def listed(self, folder: str, listing: Listing, written_before: int) -> Listing:
+        """Note what was listed, and what we have written meanwhile, which it may not tell of.
+
+        Args:
+            folder: Of a window, or of one place in it.
+            listing: What the store has told.
+            written_before: ``written_count`` when it was asked.
+
+        Returns:
+            All of it.
+        """
         with self._lock:
+            meanwhile = self._written_count - written_before
+            if meanwhile > WRITTEN_MEANWHILE:
+                return listing  # not to be relied on later
+            for piece in itertools.islice(reversed(self._written), meanwhile):
+                if folder in piece.folders:
+                    listing = listing.with_piece(piece)
             self._listings.put(folder, listing, 1 + len(listing.pieces))
+            return listing
 
     def written(self, piece: Piece) -> None:
         """Note a piece of our own beside what was listed."""
         with self._lock:
+            self._written_count += 1
+            self._written.append(piece)
             for folder in piece.folders:
-                known = self._listings.get(folder)
-                if known is not None and piece not in known.pieces:
-                    kept = known.pieces[-LISTED_AT_MOST:]
-                    whole = known.whole and len(kept) == len(known.pieces)
-                    grown = Listing((*kept, piece), whole, known.at_s)
+                if (known := self._listings.get(folder)) is not None:
+                    grown = known.with_piece(piece)
                     self._listings.put(folder, grown, 1 + len(grown.pieces))
 
     def headers(self, piece: Piece) -> Headers | None:
