@@ -158,7 +158,7 @@ def _plot(what: str, used: dict[Row, Rounds]) -> Bars:
 @benchmark(
     "stores",
     asks="How much of what a store's own client reaches does its tier reach?",
-    about_s=140,
+    about_s=240,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:

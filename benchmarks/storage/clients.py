@@ -66,7 +66,7 @@ class FolderClient(Client):
     Args:
         folder: Of its own; made.
         tier_folder: Of the tier.
-        cached: Whether what was put may be got from the page cache.
+        cached: Whether a put may end in the page cache and a get find it there; else both go to the medium.
     """
 
     def __init__(self, folder: Path, tier_folder: Path, cached: bool) -> None:
@@ -78,6 +78,8 @@ class FolderClient(Client):
             unfinished = self._folder / f"{key}.part"
             descriptor = os.open(unfinished, os.O_WRONLY | os.O_CREAT, 0o600)
             moved = os.write(descriptor, record)
+            if not self._cached:
+                os.fsync(descriptor)
             os.close(descriptor)
             unfinished.rename(self._folder / key)
             _demand(moved, record.nbytes)
@@ -92,7 +94,6 @@ class FolderClient(Client):
     def rest(self) -> None:
         for path in () if self._cached else self._records():
             descriptor = os.open(path, os.O_RDONLY)
-            os.fsync(descriptor)  # the cache forgets nothing that the disk has not
             os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
             os.close(descriptor)
 
@@ -170,14 +171,14 @@ class ObstoreClient(Client):
 
 
 class MooncakeStoreClient(Client):
-    """``batch_put_from`` and ``batch_get_into`` over registered memory, in this process.
+    """``put_from`` and ``get_into`` over registered memory, in this process; or a batch of records a call.
 
     Args:
         master: ``host:port``.
-        batch_bytes: Of the records that one call takes at most.
+        batch_bytes: Of the records that one call takes at most; 0 for one record, by itself.
     """
 
-    def __init__(self, master: str, batch_bytes: int) -> None:
+    def __init__(self, master: str, batch_bytes: int = 0) -> None:
         from mooncake.store import MooncakeDistributedStore
 
         self._store: Any = MooncakeDistributedStore()
@@ -195,12 +196,19 @@ class MooncakeStoreClient(Client):
         _demand(self._store.unregister_buffer(pages.address), 0)
 
     def put(self, keys: Sequence[str], records: Sequence[memoryview]) -> None:
-        ends = self._store.batch_put_from(list(keys), *_places(records))
-        _demand(set(ends), {0})
+        if self._batch_bytes:
+            _demand(set(self._store.batch_put_from(list(keys), *_places(records))), {0})
+            return
+        for key, address, byte_count in zip(keys, *_places(records), strict=True):
+            _demand(self._store.put_from(key, address, byte_count), 0)
 
     def get(self, keys: Sequence[str], slots: Sequence[memoryview]) -> None:
-        ends = self._store.batch_get_into(list(keys), *_places(slots))
-        _demand(list(ends), [slot.nbytes for slot in slots])
+        if self._batch_bytes:
+            ends = self._store.batch_get_into(list(keys), *_places(slots))
+            _demand(list(ends), [slot.nbytes for slot in slots])
+            return
+        for key, address, byte_count in zip(keys, *_places(slots), strict=True):
+            _demand(self._store.get_into(key, address, byte_count), byte_count)
 
     def clear(self) -> None:
         # Lease or not: nobody reads any more.

@@ -15,7 +15,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.storage.clients import Client, FolderClient, MooncakeStoreClient, ObstoreClient, RedisClient
-from benchmarks.storage.store_names import DIRECTORY, FILES, MOONCAKE, MOTO, RADOSGW, UNCACHED, VALKEY
+from benchmarks.storage.store_names import (
+    DIRECTORY,
+    FILES,
+    MOONCAKE,
+    MOONCAKE_BATCHED,
+    MOTO,
+    RADOSGW,
+    UNCACHED,
+    VALKEY,
+)
 from kvtide.testing.servers.s3 import S3Server, missing_for_radosgw, moto_server, radosgw_server
 
 KEY, SECRET = "KVTIDE_BENCH_KEY", "KVTIDE_BENCH_SECRET"
@@ -56,12 +65,12 @@ class Store:
 
 @contextmanager
 def directory(folder: Path, cached: bool = True) -> Iterator[Store]:
-    """A folder, through the page cache, which is emptied between put and get if not ``cached``."""
+    """A folder in the page cache; or on the medium, which every put waits for and every get reads."""
     tier_folder = folder / "tier"
     yield Store(
         FolderClient(folder / "plain", tier_folder, cached),
         "directory",
-        {"path": str(tier_folder)},
+        {"path": str(tier_folder), "fsync": not cached},
         DIRECTORY_LIMIT_BYTES,
     )
 
@@ -112,7 +121,7 @@ def files(folder: Path) -> Iterator[Store]:
 
 
 @contextmanager
-def mooncake(folder: Path) -> Iterator[Store]:
+def mooncake(folder: Path, batched: bool = False) -> Iterator[Store]:
     """A master and a storage process, with this process in a network of its own from then on."""
     from kvtide.testing.servers.mooncake import mooncake_store, why_not
     from kvtide.tiers.mooncake import RUN_BYTES
@@ -123,7 +132,8 @@ def mooncake(folder: Path) -> Iterator[Store]:
     enter_own_network()
     os.environ.update(DEFAULT_VARIABLES | PATIENT)
     with mooncake_store(MOONCAKE_MEMORY_BYTES, lease_ms=int(1e3 * REQUEST_LIMIT_S)) as store:
-        yield Store(MooncakeStoreClient(store.address, RUN_BYTES), "mooncake", {"master": store.address})
+        client = MooncakeStoreClient(store.address, RUN_BYTES if batched else 0)
+        yield Store(client, "mooncake", {"master": store.address})
 
 
 STORES: Mapping[str, Callable[[Path], AbstractContextManager[Store]]] = {
@@ -131,6 +141,7 @@ STORES: Mapping[str, Callable[[Path], AbstractContextManager[Store]]] = {
     UNCACHED: partial(directory, cached=False),
     VALKEY: valkey,
     MOONCAKE: mooncake,
+    MOONCAKE_BATCHED: partial(mooncake, batched=True),
     RADOSGW: radosgw,
     FILES: files,
     MOTO: moto,

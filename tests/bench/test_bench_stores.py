@@ -19,6 +19,7 @@ from benchmarks.storage.store_names import (
     FILES,
     GET,
     MOONCAKE,
+    MOONCAKE_BATCHED,
     MOTO,
     PUT,
     RADOSGW,
@@ -31,7 +32,7 @@ from benchmarks.storage.vocabulary import MIB, OURS, PLAIN
 
 Samples = list[dict[str, Any]]
 NOISE = (1.00, 1.02, 0.99, 1.01, 0.98, 1.00, 1.01, 0.99, 1.00)
-JUDGED = (DIRECTORY, UNCACHED, VALKEY, MOONCAKE, RADOSGW)
+JUDGED = (UNCACHED, VALKEY, MOONCAKE, RADOSGW)
 SMALL = 65_536
 
 
@@ -76,7 +77,7 @@ def test_every_store_size_and_direction_has_the_bar_that_was_promised() -> None:
         f"{kind}, {size}, {what}: kvtide / its own client"
         for kind in JUDGED
         for size in ("1 MiB", "4 MiB")
-        for what in {DIRECTORY: ("put",), UNCACHED: ("get",)}.get(kind, ("put", "get"))
+        for what in ("put", "get")
     ]
     assert {(bar.bar, bar.sense.value) for bar in bars} == {(0.85, "at least")}
     assert store_names.THREADS == 4
@@ -111,9 +112,10 @@ def test_a_store_that_is_shown_has_no_bar() -> None:
 
 
 def test_what_is_not_there_is_said_and_the_others_are_judged() -> None:
-    verdict = bench.judge(planted(absent=(MOONCAKE, RADOSGW)))
-    assert verdict.notes[:2] == (
+    verdict = bench.judge(planted(absent=(MOONCAKE, MOONCAKE_BATCHED, RADOSGW)))
+    assert verdict.notes[:3] == (
         "NOT MEASURED: mooncake: not installed",
+        "NOT MEASURED: mooncake, batched: not installed",
         "NOT MEASURED: objects, radosgw: not installed",
     )
     assert len(verdict.bars) == 8
@@ -132,12 +134,12 @@ def test_disturbed_rounds_do_not_count_while_there_are_enough_others() -> None:
 
 def test_on_a_busy_machine_all_count_and_the_reader_is_told_where() -> None:
     samples = planted(1.5)
-    for one in of(samples, kind=DIRECTORY, record_bytes=MIB, what=PUT):
+    for one in of(samples, kind=VALKEY, record_bytes=MIB, what=PUT):
         one["stolen_cores"] = 0.5
     verdict = bench.judge(samples)
     assert not any(bar.met for bar in verdict.bars)
     (note,) = (note for note in verdict.notes if note.startswith("NOT A QUIET MACHINE"))
-    assert "directory, 1 MiB, put (0);" in note
+    assert "valkey, 1 MiB, put (0);" in note
     assert "get" not in note
 
 

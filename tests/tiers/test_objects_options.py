@@ -66,7 +66,7 @@ def test_a_wrong_option_is_named_and_no_secret_is_shown(options: dict[str, Any],
 
 def test_sizes_are_written_as_everywhere() -> None:
     assert options_of({"url": "s3://b", "pack_bytes": "8MiB"}).pack_bytes == 8 << 20
-    assert options_of({"url": "s3://b"}).pack_bytes == 4 << 20
+    assert options_of({"url": "s3://b"}).pack_bytes == 8 << 20
 
 
 @pytest.mark.parametrize("kind", ["env", "file"])

@@ -47,7 +47,7 @@ class ObjectsOptions(TierOptions):
         "secret_access_key_env": VARIABLE_HINT,
         "secret_access_key_file": "give the path of a file",
         "allow_http": "give true or false",
-        "pack_bytes": "give a size up to 1GiB, such as 4MiB, or 0: each chunk is an object",
+        "pack_bytes": "give a size up to 1GiB, such as 8MiB, or 0: each chunk is an object",
         "timeout_s": "give seconds above 0, up to 600",
     }
     SHOWN = frozenset({"region", "allow_http", "pack_bytes", "timeout_s"})
@@ -59,7 +59,7 @@ class ObjectsOptions(TierOptions):
     secret_access_key_env: _Variable | None = None
     secret_access_key_file: str | None = None
     allow_http: bool = False
-    pack_bytes: ByteSize = Field(default=ByteSize(4 << 20), ge=0, le=1 << 30)
+    pack_bytes: ByteSize = Field(default=ByteSize(8 << 20), ge=0, le=1 << 30)
     timeout_s: float = Field(default=2.0, gt=0, le=600)
 
     @property
