@@ -21,7 +21,7 @@ from kvtide.manager.lower import LowerTier
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.manager.shared import SharedTierBooks
 from kvtide.metrics import MetricsDelta
-from kvtide.policies import ARCPolicy, EvictionPolicy, LRUPolicy
+from kvtide.policies.named import POLICIES
 from kvtide.probing import Prober
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
@@ -37,8 +37,6 @@ from kvtide.transfer.self_test import round_trip
 from kvtide.transfer.tier_hops import TierHops, TierSeat
 
 logger = logging.getLogger(__name__)
-
-POLICIES: dict[str, Callable[[], EvictionPolicy]] = {"lru": LRUPolicy, "arc": ARCPolicy}
 
 COPIERS: dict[str, Callable[[Direction], DeviceCopier]] = {
     "cpu": lambda direction: CPUCopier(direction.value)

@@ -1,0 +1,1 @@
+"""Traces of real servers, whatever wrote them, as requests of one type."""
