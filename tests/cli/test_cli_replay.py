@@ -48,7 +48,7 @@ def test_json_has_a_ratio_for_each_policy_and_fraction_as_it_was_given(trace: Pa
     assert found["writes_per_access"]["lru"] == pytest.approx(
         {"0.10": 82 / 160, "0.5": 82 / 160, "1": 42 / 160}
     )
-    assert found["traces"] == [str(trace)]
+    assert (found["files"], found["format"], found["skipped_records"]) == ([str(trace)], "mooncake", 0)
 
 
 def test_processes_change_no_figure(trace: Path) -> None:
@@ -140,3 +140,46 @@ def test_help_teaches_with_an_example() -> None:
     assert result.exit_code == 0
     assert "kvtide replay conversation.jsonl.gz" in result.stdout
     assert all(name in result.stdout for name in (*known(), "--fractions", "--policies", "--json", "--jobs"))
+
+
+def test_a_bad_record_is_named_by_file_and_line_and_left_out_if_asked(trace: Path) -> None:
+    with gzip.open(trace, "at") as file:
+        file.write('{"timestamp": 40000, "input_length": 2048, "output_length": 1, "hash_ids": [7]}\n')
+    asked = (trace, "--policies", "lru", "--fractions", "0.5")
+    result = run(*asked)
+    assert result.exit_code == 2
+    assert f"{trace}, line 41: hash_ids: 1 ids for 2048 tokens" in result.stderr
+    result = run(*asked, "--skip-bad-records", "--json")
+    assert (found_in(result)["requests"], found_in(result)["skipped_records"]) == (40, 1)
+    assert f"left out: {trace}, line 41: hash_ids: 1 ids" in result.stderr
+    assert "left out: 1 bad record in all" in result.stderr
+
+
+def test_blocks_that_are_not_chained_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "loose.jsonl"
+    rows = [
+        {"timestamp": 0, "input_length": 1024, "output_length": 1, "hash_ids": ids}
+        for ids in ([1, 2], [3, 2])
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    result = run(path)
+    assert result.exit_code == 2
+    assert "block 2 of request 2 has other blocks before it than where it was first seen" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("option", "value"),
+    [("--block-tokens", "0"), ("--session-span", "-1"), ("--session-span", "nan"), ("--format", "csv")],
+)
+def test_an_option_of_reading_that_cannot_be_is_named(trace: Path, option: str, value: str) -> None:
+    result = run(trace, option, value)
+    assert result.exit_code == 2
+    assert f"{option.removeprefix('--')} = " in result.stderr
+
+
+def test_larger_blocks_can_be_asked_for(trace: Path) -> None:
+    found = found_in(run(trace, "--block-tokens", "1024", "--policies", "lru", "--fractions", "1", "--json"))
+    assert (found["block_tokens"], found["accesses"], found["unique_blocks"]) == (1024, 80, 21)
+    result = run(trace, "--block-tokens", "700")
+    assert result.exit_code == 2
+    assert "give a multiple of 512" in result.stderr

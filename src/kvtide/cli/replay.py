@@ -4,13 +4,22 @@ Knows the options and what they may be; what is replayed and shown is in ``repla
 """
 
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from kvtide.cli.folders import JsonOption, refusing
 from kvtide.cli.replay_fractions import replay_fractions
+from kvtide.cli.replay_reading import (
+    BlockOption,
+    FormatOption,
+    SeedOption,
+    SkipOption,
+    SpanOption,
+    TokenizerOption,
+    TracesArgument,
+    reading_of,
+)
 from kvtide.errors import ConfigError
 from kvtide.sim.fractions import known
 
@@ -30,10 +39,7 @@ knowing the future: if it is not far above the others, only more memory helps.
 
 
 def replay(
-    traces: Annotated[
-        list[Path],
-        typer.Argument(metavar="TRACE...", help="Files or folders of a recorded trace.", show_default=False),
-    ],
+    traces: TracesArgument,
     fractions: Annotated[
         str,
         typer.Option(
@@ -55,6 +61,12 @@ def replay(
         ),
     ] = None,
     as_json: JsonOption = False,
+    format_name: FormatOption = None,
+    skip_bad_records: SkipOption = False,
+    block_tokens: BlockOption = None,
+    session_span: SpanOption = None,
+    seed: SeedOption = 0,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Replay a recorded trace, and say how often a cache of which size would have hit.
 
@@ -64,7 +76,10 @@ def replay(
     Exit code 0: it was replayed. 2: it could not be.
     """
     with refusing(as_json):
-        replay_fractions(traces, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json)
+        reading = reading_of(
+            traces, format_name, skip_bad_records, block_tokens, session_span, seed, tokenizer
+        )
+        replay_fractions(reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json)
 
 
 def fractions_of(text: str) -> list[str]:

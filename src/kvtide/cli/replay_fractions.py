@@ -3,38 +3,36 @@
 Knows bars, tables and JSON; what is replayed is ``kvtide.sim.fractions``.
 """
 
-import gzip
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from decimal import Decimal
-from pathlib import Path
 from typing import Any
 
 import typer
 
 from kvtide.cli.folders import bar, counted, print_json, show_under, table, tell
 from kvtide.cli.output import note
+from kvtide.cli.replay_reading import Reading, shown
 from kvtide.errors import ConfigError
 from kvtide.sim.accesses import accesses_of
 from kvtide.sim.fractions import Sweep, sweep
-from kvtide.sim.traces.request import TraceRequest
+from kvtide.sim.traces import Trace
 
 COLUMNS = 8
 """Sizes side by side in a table; the others come in another."""
 
 
 def replay_fractions(
-    traces: Sequence[Path], policies: Sequence[str], fractions: Sequence[str], jobs: int | None, as_json: bool
+    reading: Reading, policies: Sequence[str], fractions: Sequence[str], jobs: int | None, as_json: bool
 ) -> None:
     """Replay a trace and show what came of it.
 
     Raises:
         KVTideError: It cannot be read, or not be replayed.
     """
-    with bar("reading requests", None) as tick:
-        accesses = accesses_of(_passing(_requests(traces), tick))
+    trace = reading.trace()
+    accesses = accesses_of(shown(trace))
     if not accesses.access_count:
-        named = ", ".join(map(str, traces))
+        named = ", ".join(map(str, reading.paths))
         raise ConfigError("TRACE", named, f"no full block in {counted(accesses.request_count, 'request')}")
     with bar("replaying requests", accesses.request_count * len(policies) * len(fractions)) as tick:
         found = sweep(accesses, policies, fractions, jobs, tick)
@@ -44,15 +42,17 @@ def replay_fractions(
                 f"--fractions {fraction} of {found.unique_count:,} different blocks is none: nothing can hit"
             )
     if as_json:
-        print_json(as_plain(traces, found))
+        print_json(as_plain(trace, found))
     else:
         _print(found)
 
 
-def as_plain(traces: Sequence[Path], found: Sweep) -> dict[str, Any]:
+def as_plain(trace: Trace, found: Sweep) -> dict[str, Any]:
     """Put what came of it into plain types for JSON."""
     return {
-        "traces": [str(trace) for trace in traces],
+        "files": [str(file) for file in trace.files],
+        "format": trace.format,
+        "skipped_records": trace.skipped_count,
         "requests": found.request_count,
         "accesses": found.access_count,
         "unique_blocks": found.unique_count,
@@ -76,12 +76,12 @@ def _print(found: Sweep) -> None:
     typer.echo()
     fractions = list(found.capacities)
     for first in range(0, len(fractions), COLUMNS):
-        shown = fractions[first : first + COLUMNS]
-        heads = [f"{percent(one)}\n{found.capacities[one]:,}" for one in shown]
+        some = fractions[first : first + COLUMNS]
+        heads = [f"{percent(one)}\n{found.capacities[one]:,}" for one in some]
         hits, writes = table(["hits, %\nblocks"], heads), table(["writes, %\nblocks"], heads)
         for policy, outcomes in found.outcomes.items():
-            hits.add_row(policy, *(f"{100 * outcomes[one].hit_ratio:.2f}" for one in shown))
-            writes.add_row(policy, *(f"{100 * outcomes[one].writes_per_access:.1f}" for one in shown))
+            hits.add_row(policy, *(f"{100 * outcomes[one].hit_ratio:.2f}" for one in some))
+            writes.add_row(policy, *(f"{100 * outcomes[one].writes_per_access:.1f}" for one in some))
         show_under("Hits of 100 full blocks asked for, by share of the different blocks", hits)
         show_under("Blocks written for 100 asked for", writes)
     tell("most", f"{100 * found.unbounded.hit_ratio:.2f} % is what a cache that keeps everything would hit")
@@ -90,20 +90,3 @@ def _print(found: Sweep) -> None:
 def percent(fraction: str) -> str:
     """Write a share for people."""
     return f"{(100 * Decimal(fraction)).normalize():f} %"
-
-
-def _passing(requests: Iterator[TraceRequest], tick: Any) -> Iterator[TraceRequest]:
-    for request in requests:
-        tick(1)
-        yield request
-
-
-def _requests(traces: Sequence[Path]) -> Iterator[TraceRequest]:
-    for trace in traces:
-        with gzip.open(trace, "rt") as lines:
-            for line in lines:
-                row = json.loads(line)
-                tokens = row.get("block_size", 512)
-                full = row["input_length"] // tokens
-                hashes = [number.to_bytes(8, "big") for number in row["hash_ids"][:full]]
-                yield TraceRequest(row["timestamp"] / 1000, hashes, tokens, row["input_length"])
