@@ -280,7 +280,7 @@ def test_the_same_twice_is_the_same() -> None:
         ({"policy": "mru"}, "policy"),
         ({"host_memory": 10}, "host_memory"),
         ({"tiers": (disk_of(1, capacity_bytes=9),)}, "disk"),
-        ({"tiers": (disk_of(1, eviction_policy=""),)}, "policy"),
+        ({"tiers": (disk_of(1, eviction_policy=""),)}, "disk.eviction_policy"),
         ({"engine": EngineLimits(3)}, "engine_blocks"),
         ({"engine": EngineLimits(1)}, "engine_blocks"),
         ({"bytes_per_token": 0}, "bytes_per_token"),

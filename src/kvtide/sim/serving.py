@@ -27,6 +27,9 @@ from kvtide.sim.serving_rates import EngineRates
 from kvtide.sim.serving_result import ServingResult, result_of
 from kvtide.sim.traces.request import TraceRequest
 
+SECOND_SIGHT = "second_sight"
+"""LRU, and a chunk is stored when it is offered for the second time."""
+
 RECORD_HEAD_BYTES = 4096
 """What a record on disk takes beside its chunk."""
 
@@ -49,7 +52,7 @@ class TierSetup:
     rates: MediumRates
     demotion: Demotion = Demotion.AT_ONCE
     eviction_policy: str = "lru"
-    queue_bytes: int = 1 << 30
+    queue_bytes: int = 256 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,13 +85,21 @@ class ServingSetup:
     arrival_factor: float = 1.0
 
     def __post_init__(self) -> None:
-        for name in (self.policy, *(tier.eviction_policy for tier in self.tiers)):
-            if name not in POLICIES:
-                raise ConfigError("policy", name, f"known policies: {', '.join(POLICIES)}")
+        if self.policy not in policy_names():
+            raise ConfigError("policy", self.policy, f"known policies: {', '.join(policy_names())}")
+        for tier in self.tiers:
+            if tier.eviction_policy not in POLICIES:
+                hint = f"known policies: {', '.join(POLICIES)}"
+                raise ConfigError(f"{tier.name}.eviction_policy", tier.eviction_policy, hint)
         if self.bytes_per_token < 1:
             raise ConfigError("bytes_per_token", self.bytes_per_token, "give 1 or more")
         if not self.arrival_factor > 0:
             raise ConfigError("arrival_factor", self.arrival_factor, "give a number above 0")
+
+
+def policy_names() -> tuple[str, ...]:
+    """Name what host memory can be served with."""
+    return (*POLICIES, SECOND_SIGHT)
 
 
 def serve(
@@ -148,9 +159,10 @@ def _half(
     def policy(name: str) -> EvictionPolicy:
         return POLICIES[name]()
 
+    at_second_sight = setup.policy == SECOND_SIGHT
     manager = CPUOffloadingManager(
-        policy(setup.policy),
-        ReuseFilter(setup.store_threshold, setup.store_filter_entries),
+        policy("lru" if at_second_sight else setup.policy),
+        ReuseFilter(2 if at_second_sight else setup.store_threshold, setup.store_filter_entries),
         metrics,
         False,
         (CatalogGroup(geometry.positions_per_chunk(group), group.window_chunks),),
