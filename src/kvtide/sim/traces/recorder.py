@@ -101,13 +101,15 @@ class TraceRecorder:
         Args:
             request_id: As it came.
             prompt_tokens: Of the prompt.
-            output_tokens: Generated.
+            output_tokens: Generated; the last of them was never computed, and the block it fills is none.
             block_hashes: Of prompt and answer, chained.
             now_s: Now.
         """
         arrival_s = self._open.pop(request_id, None)
         if arrival_s is None or self._over:
             return
+        computed_blocks = (prompt_tokens + max(0, output_tokens - 1)) // self._block_tokens
+        block_hashes = block_hashes[:computed_blocks]  # a copy
         if self._offered_blocks - self._written_blocks + len(block_hashes) > BACKLOG_BLOCKS:
             if not self._left_out:
                 self._left_out = True
@@ -115,7 +117,7 @@ class TraceRecorder:
             return
         self._offered_blocks += len(block_hashes)
         open_since_s = next(iter(self._open.values()), now_s - self._began_s)
-        self._queue.put(_Ended(arrival_s, open_since_s, prompt_tokens, output_tokens, tuple(block_hashes)))
+        self._queue.put(_Ended(arrival_s, open_since_s, prompt_tokens, output_tokens, block_hashes))
 
     def close(self, timeout_s: float = 2.0) -> None:
         """Write what is there and end; give up after ``timeout_s``. A second call does nothing."""
