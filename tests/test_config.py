@@ -51,6 +51,8 @@ WRONG: dict[str, list[Any]] = {
     "promotion_share": [0, 0.91, -0.1, "all", math.nan, True, None],
     "probe_wait_s": [-1, 11, "soon", math.nan, True, None],
     "reset_keeps_tiers": ["perhaps", 3, None],
+    "record_trace": [3, None, True, ["/a"]],
+    "record_trace_limit": ["much", 0, -1, True, None],
     "prefault": ["perhaps", 3, None],
     "self_test": ["perhaps", 3, None],
 }
@@ -80,6 +82,8 @@ LIMITS: dict[str, list[Any]] = {
     "probe_wait_s": [0, 10, "0.1"],
     "reset_keeps_tiers": [True, False, "off"],
     "tiers": [[], "[]", '[{"class": "a.B", "limit": "1GiB"}, {"class": "a.B", "limit": 1, "name": "x"}]'],
+    "record_trace": ["", "/var/log/trace.jsonl"],
+    "record_trace_limit": [1, "1GiB"],
     "prefault": [True, False, "off"],
     "self_test": [True, False, "off"],
 }

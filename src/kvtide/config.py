@@ -238,6 +238,18 @@ class KVTideConfig(BaseModel):
             "hint": 'give a JSON list such as [{"class": "directory", "options": {"path": "/mnt/kv"}}]'
         },
     )
+    record_trace: str = Field(
+        default="",
+        description="File to write down what is asked: when, how many tokens, and salted hashes of blocks, no"
+        " text; for kvtide replay. Where it is there, a number is added to the name. Empty: none.",
+        json_schema_extra={"hint": "give a file in a folder that is there"},
+    )
+    record_trace_limit: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        gt=0,
+        description="Bytes that the file of record_trace may take; then recording ends.",
+        json_schema_extra={"hint": SIZE_HINT},
+    )
     prefault: bool = Field(
         default=True,
         description="Touch the pool's pages in the background after start, so that no copy pays for them.",
