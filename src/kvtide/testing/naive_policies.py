@@ -20,8 +20,8 @@ class NaivePolicy(Protocol):
     def resize(self, capacity: int) -> None:
         """Note how many chunks there is room for."""
 
-    def arrived(self, chunk: Chunk, visit: int) -> None:
-        """Note that a chunk is resident from now on; a use follows."""
+    def arrived(self, chunk: Chunk, visit: int, depth: int) -> None:
+        """Note that a chunk is resident from now on, ``depth`` others before it; a use follows."""
 
     def used(self, chunk: Chunk, visit: int) -> None:
         """Note a use of a resident chunk."""
@@ -58,7 +58,7 @@ class NaiveLRU:
     def resize(self, capacity: int) -> None:
         """Recency knows no capacity."""
 
-    def arrived(self, chunk: Chunk, visit: int) -> None:
+    def arrived(self, chunk: Chunk, visit: int, depth: int) -> None:
         self.resident.append(chunk)
 
     def used(self, chunk: Chunk, visit: int) -> None:
@@ -112,7 +112,7 @@ class NaiveARC:
     def resize(self, capacity: int) -> None:
         self.c = capacity
 
-    def arrived(self, chunk: Chunk, visit: int) -> None:
+    def arrived(self, chunk: Chunk, visit: int, depth: int) -> None:
         if chunk in self.b1:  # case II
             self.b1.remove(chunk)
             self.t2.append(chunk)
