@@ -10,7 +10,7 @@ from kvtide.testing import NaiveGDSF, NaiveLFU, NaivePolicy, NaiveS3FIFO, NaiveS
 
 
 class TestS3FIFO(PolicyTests):
-    seeds = range(30)
+    seeds = range(20)
 
     def make_policy(self) -> EvictionPolicy:
         return S3FIFOPolicy()
@@ -20,7 +20,7 @@ class TestS3FIFO(PolicyTests):
 
 
 class TestSieve(PolicyTests):
-    seeds = range(30)
+    seeds = range(20)
 
     def make_policy(self) -> EvictionPolicy:
         return SievePolicy()
@@ -30,7 +30,7 @@ class TestSieve(PolicyTests):
 
 
 class TestLFU(PolicyTests):
-    seeds = range(30)
+    seeds = range(20)
 
     def make_policy(self) -> EvictionPolicy:
         return LFUPolicy()
@@ -40,7 +40,7 @@ class TestLFU(PolicyTests):
 
 
 class TestGDSF(PolicyTests):
-    seeds = range(30)
+    seeds = range(20)
 
     def make_policy(self) -> EvictionPolicy:
         return GDSFPolicy()

@@ -27,8 +27,8 @@ SMALL_SHARE = 10
 MOST_USES = 3
 """More are not told apart: two bits a chunk, in the paper."""
 
-USES_TO_STAY = 1
-"""Uses after which a chunk goes from S to M."""
+USES_TO_STAY = 2
+"""Uses after which a chunk goes from S to M: "freq > 1" in algorithm 1. The one that brought it is none."""
 
 _S, _M, _G = 1, 2, 3
 

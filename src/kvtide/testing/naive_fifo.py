@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from kvtide.testing.naive_policies import Chunk, first_of
 
-USES_TO_STAY = 1
+USES_TO_STAY = 2
 """Uses after which a chunk goes from S to M."""
 
 
