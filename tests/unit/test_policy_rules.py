@@ -1,4 +1,4 @@
-"""What is each policy's alone: the rule of its paper in a handful of chunks, and what a prefix cache makes of it."""
+"""What is each policy's alone: the rule of its paper in a handful of chunks."""
 
 import pytest
 from test_catalog import walk
