@@ -160,6 +160,7 @@ def _layout(curves: Curves, y_title: str) -> dict[str, Any]:
         "hovermode": "x unified",
         "hoversort": "value descending",
         "hoverlabel": {"namelength": -1},
+        "showlegend": True,  # of a single curve, too
         "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0, "xanchor": "left"},
         "xaxis": {
             **grid,
