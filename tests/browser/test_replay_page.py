@@ -31,7 +31,7 @@ HITS = {
 FIGURES: dict[str, Any] = {
     "hit_ratio": HITS,
     "unbounded": 0.3819,
-    "traces": ["conversation.jsonl.gz"],
+    "files": ["conversation.jsonl.gz"],
     "requests": 12_031,
     "accesses": 276_491,
     "unique_blocks": 170_899,
@@ -107,7 +107,8 @@ def overlap(a: dict[str, float], b: dict[str, float]) -> bool:
 
 
 def luminance(colour: str) -> float:
-    parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
+    most = 1 if colour.startswith("color(srgb") else 255
+    parts = [float(part) / most for part in re.findall(r"[\d.]+", colour)[:3]]
     linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
@@ -183,6 +184,10 @@ def test_titles_names_and_labels_can_be_read(screen: tuple[str, Opened], chart: 
         for ink, size in styles:
             assert contrast(ink, paper) >= LEAST_CONTRAST, (selector, ink, paper)
             assert float(size.removesuffix("px")) >= 11, selector
+    for ink in page.page.eval_on_selector_all(
+        "td, th, p", "(all) => all.map((one) => getComputedStyle(one).color)"
+    ):
+        assert contrast(ink, paper) >= LEAST_CONTRAST, (ink, paper)
 
 
 def test_pointing_at_a_capacity_shows_every_value_there(desk: Opened) -> None:
@@ -230,7 +235,7 @@ def test_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path, opened: Open
     figures = {
         "hit_ratio": {HOSTILE: rows, "<i>x</i>": rows, "optimum": rows},
         "ttft_s": {HOSTILE: {"0.1": {HOSTILE: 0.1}}},
-        "traces": [HOSTILE],
+        "files": [HOSTILE],
         "command": HOSTILE,
         "unbounded": 0.4,
     }

@@ -63,10 +63,7 @@ class Curve:
 
 def hits(curves: Curves) -> "Figure":
     """Draw hits over capacity, in percent, below what no cache can pass."""
-    drawn = [_of_policy(curves, name, _percent(curves.hit_ratio[name])) for name in curves.policies]
-    if OPTIMUM in curves.hit_ratio:
-        best = _percent(curves.hit_ratio[OPTIMUM])
-        drawn.append(Curve(OPTIMUM, best, BOUND_COLOUR, BOUND_SYMBOL, "dash", 2))
+    drawn = [_of_policy(curves, name, _percent(row)) for name, row in curves.hit_ratio.items()]
     everywhere = dict.fromkeys(curves.capacities, 100 * curves.unbounded)
     drawn.append(Curve("unbounded", everywhere, BOUND_COLOUR, BOUND_SYMBOL, "dot", 2))
     return _figure(curves, drawn, "block accesses that hit (%)", ".2f", " %")
@@ -121,6 +118,8 @@ def size_label(size_bytes: int) -> str:
 def _of_policy(
     curves: Curves, name: str, values: Mapping[str, float], label: str = "", dash: str = "solid"
 ) -> Curve:
+    if name == OPTIMUM:
+        return Curve(label or name, values, BOUND_COLOUR, BOUND_SYMBOL, "dash", 2)
     names = (*COLOURS, *curves.policies)
     symbol = SYMBOLS[names.index(name) % len(SYMBOLS)] if name in names else SYMBOLS[0]
     return Curve(label or name, values, colour_of(curves, name), symbol, dash, 3 if name == LEADING else 1.6)

@@ -3,8 +3,8 @@
 Knows ratios, times and the names they go by. Does not know how they came about, nor how they are drawn.
 """
 
-import math
 from collections.abc import Iterator, Mapping
+from decimal import Decimal, InvalidOperation
 from typing import Annotated
 
 from pydantic import AfterValidator, ConfigDict, Field, TypeAdapter, ValidationError
@@ -21,10 +21,11 @@ LARGEST_CAPACITY = 1000.0
 
 def _checked(capacity: str) -> str:
     try:
-        share = float(capacity)
-    except ValueError:
-        share = math.nan
-    if not (0 < share <= LARGEST_CAPACITY):
+        share = Decimal(capacity)
+    except InvalidOperation:
+        share = Decimal("nan")
+    # A float has to hold it, too: 1e-999 is above 0 and has no place on an axis.
+    if not share.is_finite() or not 0 < float(share) <= LARGEST_CAPACITY:
         raise ValueError(f"a capacity is a share of the unique blocks above 0, and {capacity!r} is not")
     return capacity
 
@@ -45,7 +46,7 @@ class Curves:
     Attributes:
         hit_ratio: Policy, capacity: share of the full blocks asked for that were found. May have ``OPTIMUM``.
         unbounded: The same of a cache that forgets nothing.
-        traces: What was replayed, by name.
+        files: What was replayed.
         requests: Of the trace.
         accesses: Full blocks asked for.
         unique_blocks: Different ones among them.
@@ -57,7 +58,7 @@ class Curves:
 
     hit_ratio: Annotated[Mapping[str, Mapping[Capacity, Ratio]], Field(min_length=1)]
     unbounded: Ratio
-    traces: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
     requests: Count | None = None
     accesses: Count | None = None
     unique_blocks: Count | None = None
@@ -74,7 +75,7 @@ class Curves:
     def capacities(self) -> tuple[str, ...]:
         """All there are in any figure, the smallest first."""
         spelt = {name for table in self._tables() for row in table.values() for name in row}
-        return tuple(sorted(spelt, key=lambda capacity: (float(capacity), capacity)))
+        return tuple(sorted(spelt, key=lambda capacity: (Decimal(capacity), capacity)))
 
     @property
     def policies(self) -> tuple[str, ...]:
@@ -82,8 +83,8 @@ class Curves:
         return tuple(name for name in self.hit_ratio if name != OPTIMUM)
 
     def blocks_at(self, capacity: str) -> int | None:
-        """Count the blocks that fit, where it is known how many there are."""
-        return None if self.unique_blocks is None else int(float(capacity) * self.unique_blocks)
+        """Count the blocks that fit, where it is known how many there are; 0.29 of 100 are 29."""
+        return None if self.unique_blocks is None else int(Decimal(capacity) * self.unique_blocks)
 
     def bytes_at(self, capacity: str) -> int | None:
         """Say what that takes, where the size of a block is known."""

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 ENOUGH = 0.9
 """Of what an unbounded cache hits: where more memory has little left to bring."""
 
+MOST_NAMES = 3
 NOTHING = "-"
 _STYLE = f"""
 .chart {{ min-height: {charts.HEIGHT_PX}px; }}
@@ -29,7 +30,7 @@ _STYLE = f"""
 .scroll thead tr:last-child th {{ border-bottom: 1px solid var(--line); padding-bottom: .3rem; }}
 .scroll th:first-child {{ position: sticky; left: 0; background: Canvas; }}
 .swatch {{ display: inline-block; width: .7em; height: .7em; border-radius: .15em; margin-right: .5em; }}
-.best {{ font-weight: 700; }} .bound th, .bound td {{ color: GrayText; }}
+.best {{ font-weight: 700; }} .bound th, .bound td {{ color: color-mix(in srgb, CanvasText 70%, Canvas); }}
 code {{ overflow-wrap: anywhere; }}
 """
 # plotly neither inherits colours nor thins out our labels, so both are told again when the screen changes.
@@ -96,7 +97,10 @@ def facts(curves: Curves) -> list[str]:
         (curves.accesses, "blocks asked for"),
         (curves.unique_blocks, "different blocks"),
     ]
-    said = [*curves.traces, *(f"{count:,} {what}" for count, what in counted if count is not None)]
+    names = [Path(file).name for file in curves.files]
+    if len(names) > MOST_NAMES:
+        names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES:,} files more"]
+    said = [*names, *(f"{count:,} {what}" for count, what in counted if count is not None)]
     if curves.unique_blocks and curves.block_bytes:
         said.append(f"{charts.size_label(curves.unique_blocks * curves.block_bytes)} of KV cache")
     return said
@@ -176,6 +180,7 @@ def _writes(curves: Curves) -> str:
             name,
             charts.colour_of(curves, name),
             [_amount(row.get(capacity)) for capacity in curves.capacities],
+            bound=name == OPTIMUM,
         )
         for name, row in curves.writes_per_access.items()
     ]
