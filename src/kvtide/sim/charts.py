@@ -115,6 +115,24 @@ def size_label(size_bytes: int) -> str:
     return (f"{size:,.0f}" if size >= 100 else f"{size:.3g}") + NO_BREAK + _UNITS[power]
 
 
+def shortened(plain: str, most: int) -> str:
+    """Leave out the end of a text that is longer than ``most`` characters, and show that."""
+    return plain if len(plain) <= most else plain[: most - 1] + "\u2026"
+
+
+def plotly_objects() -> Any:
+    """Load what draws: half a second, so not before something is drawn.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    try:
+        from plotly import graph_objects
+    except ImportError as error:
+        raise ConfigError("plotly", None, "a page is drawn with it: pip install 'kvtide[replay]'") from error
+    return graph_objects
+
+
 def _of_policy(
     curves: Curves, name: str, values: Mapping[str, float], label: str = "", dash: str = "solid"
 ) -> Curve:
@@ -126,7 +144,7 @@ def _of_policy(
 
 
 def _figure(curves: Curves, drawn: Sequence[Curve], y_title: str, y_format: str, y_unit: str) -> "Figure":
-    go = _plotly()
+    go = plotly_objects()
     figure = go.Figure()
     for curve in drawn:
         x = [100 * float(capacity) for capacity in curves.capacities]
@@ -135,7 +153,7 @@ def _figure(curves: Curves, drawn: Sequence[Curve], y_title: str, y_format: str,
             go.Scatter(
                 x=x,
                 y=y,
-                name=text(_shortened(curve.label)),
+                name=text(shortened(curve.label, LONGEST_LABEL)),
                 mode="lines+markers",
                 line={"color": curve.colour, "dash": curve.dash, "width": curve.width_px},
                 marker={"symbol": curve.symbol, "size": 7},
@@ -201,21 +219,9 @@ def _ticks(curves: Curves, least_gap: float) -> dict[str, list[float] | list[str
     }
 
 
-def _shortened(label: str) -> str:
-    return label if len(label) <= LONGEST_LABEL else label[: LONGEST_LABEL - 1] + "\u2026"
-
-
 def _percent(row: Mapping[str, float]) -> dict[str, float]:
     return {capacity: 100 * ratio for capacity, ratio in row.items()}
 
 
 def _dashes(count: int) -> list[str]:
     return [("solid", "dot", "dash", "longdash")[index % 4] for index in range(count)]
-
-
-def _plotly() -> Any:
-    try:
-        from plotly import graph_objects
-    except ImportError as error:
-        raise ConfigError("plotly", None, "a page is drawn with it: pip install 'kvtide[replay]'") from error
-    return graph_objects

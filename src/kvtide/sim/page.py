@@ -18,6 +18,7 @@ ENOUGH = 0.9
 """Of what an unbounded cache hits: where more memory has little left to bring."""
 
 MOST_NAMES = 3
+LONGEST_COMMAND = 500  # a shell may have put in a thousand files
 NOTHING = "-"
 _STYLE = f"""
 .chart {{ min-height: {charts.HEIGHT_PX}px; }}
@@ -84,7 +85,8 @@ def write_page(path: Path, curves: Curves) -> None:
         body += _section("ttft", "Time to first token", charts.first_tokens(curves), _first_tokens(curves))
     if curves.writes_per_access:
         body += _section("writes", "Writes", charts.writes(curves), _writes(curves))
-    made_by = f"<footer><p>Made by <code>{text(curves.command)}</code></p></footer>"
+    command = charts.shortened(curves.command, LONGEST_COMMAND)
+    made_by = f"<footer><p>Made by <code>{text(command)}</code></p></footer>"
     body += [_FIT, *([made_by] if curves.command else [])]
     page = document("kvtide replay", body, _STYLE, f"<script>{_library()}</script>")
     path.write_text(page, encoding="utf-8")
