@@ -26,9 +26,9 @@ COLOURS = {
     "sieve": "#a06bc4",
     "lfu": "#7f9139",
     "gdsf": "#cc5c97",
-    "second_sight": "#3c9dcc",
+    "second_sight": "#9c755f",
 }
-OTHER_COLOURS = ("#8d6e63", "#5c9e6f", "#b0596b", "#6f7fb0")
+OTHER_COLOURS = ("#3c9dcc", "#5c9e6f", "#b0596b", "#6f7fb0")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "pentagon", "star")
 LEADING = "adaptive"
 HEIGHT_PX = 470
