@@ -10,6 +10,7 @@ import typer
 
 from kvtide.cli.folders import JsonOption, refusing
 from kvtide.cli.replay_fractions import replay_fractions
+from kvtide.cli.replay_page import HtmlOption, refuse_page
 from kvtide.cli.replay_reading import (
     BlockOption,
     FormatOption,
@@ -61,6 +62,7 @@ def replay(
         ),
     ] = None,
     as_json: JsonOption = False,
+    html: HtmlOption = None,
     format_name: FormatOption = None,
     skip_bad_records: SkipOption = False,
     block_tokens: BlockOption = None,
@@ -76,10 +78,14 @@ def replay(
     Exit code 0: it was replayed. 2: it could not be.
     """
     with refusing(as_json):
+        if html is not None:
+            refuse_page(html)
         reading = reading_of(
             traces, format_name, skip_bad_records, block_tokens, session_span, seed, tokenizer
         )
-        replay_fractions(reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json)
+        replay_fractions(
+            reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json, html
+        )
 
 
 def fractions_of(text: str) -> list[str]:

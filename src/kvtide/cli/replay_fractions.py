@@ -5,6 +5,7 @@ Knows bars, tables and JSON; what is replayed is ``kvtide.sim.fractions``.
 
 from collections.abc import Callable, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -13,6 +14,7 @@ from rich.table import Table
 
 from kvtide.cli.folders import bar, counted, print_json, show_under, table, tell
 from kvtide.cli.output import MAX_WIDTH, note
+from kvtide.cli.replay_page import show_page
 from kvtide.cli.replay_reading import Reading, shown
 from kvtide.errors import ConfigError
 from kvtide.sim.accesses import accesses_of
@@ -22,9 +24,14 @@ from kvtide.sim.traces import Trace
 
 
 def replay_fractions(
-    reading: Reading, policies: Sequence[str], fractions: Sequence[str], jobs: int | None, as_json: bool
+    reading: Reading,
+    policies: Sequence[str],
+    fractions: Sequence[str],
+    jobs: int | None,
+    as_json: bool,
+    html: Path | None = None,
 ) -> None:
-    """Replay a trace and show what came of it.
+    """Replay a trace and show what came of it, on a page in the file ``html``, too.
 
     Raises:
         KVTideError: It cannot be read, or not be replayed.
@@ -45,6 +52,8 @@ def replay_fractions(
         print_json(as_plain(trace, found))
     else:
         _print(found)
+    if html is not None:
+        show_page(html, as_plain(trace, found))
 
 
 def as_plain(trace: Trace, found: Sweep) -> dict[str, Any]:
