@@ -10,6 +10,7 @@ import typer
 
 from kvtide.cli.folders import JsonOption, refusing
 from kvtide.cli.replay_fractions import replay_fractions
+from kvtide.cli.replay_page import HtmlOption, refuse_page
 from kvtide.cli.replay_reading import (
     BlockOption,
     FormatOption,
@@ -77,6 +78,7 @@ def replay(
         ),
     ] = None,
     as_json: JsonOption = False,
+    html: HtmlOption = None,
     model: ModelOption = None,
     host_memory: HostMemoryOption = None,
     disk: DiskOption = None,
@@ -102,6 +104,8 @@ def replay(
     Exit code 0: it was replayed. 2: it could not be.
     """
     with refusing(as_json):
+        if html is not None:
+            refuse_page(html)
         reading = reading_of(
             traces, format_name, skip_bad_records, block_tokens, session_span, seed, tokenizer
         )
@@ -111,7 +115,9 @@ def replay(
             names = serving_policies(policies_of(policies), were_given=ALL not in policies.split(","))
             replay_serving(reading, served, names, jobs_of(jobs), as_json)
             return
-        replay_fractions(reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json)
+        replay_fractions(
+            reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json, html
+        )
 
 
 def fractions_of(text: str) -> list[str]:
