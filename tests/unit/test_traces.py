@@ -218,6 +218,18 @@ def test_several_files_are_servers_beside_each_other_whose_numbers_mean_differen
     assert sorted(blocks.values()) == [3, 3, 3, 3]
 
 
+def test_files_can_be_parts_of_one_trace(tmp_path: Path) -> None:
+    for name, first in (("part-1.jsonl", 5000), ("part-2.jsonl", 6000)):
+        write_lines(tmp_path / name, [MOONCAKE | {"timestamp": first + at} for at in (0, 20)])
+    continued = TraceOptions(continued=True)
+    requests = list(read_trace(tmp_path, options=continued))
+    assert [request.arrival_s for request in requests] == pytest.approx([0, 0.02, 1, 1.02])
+    assert len({block_hash for request in requests for block_hash in request.block_hashes}) == 2
+    parts = [tmp_path / "part-2.jsonl", tmp_path / "part-1.jsonl"]
+    with pytest.raises(TraceError, match=r"part-1\.jsonl, line 1: came at 5\.000 s, after one of 6\.020 s"):
+        list(read_trace(parts, options=continued))
+
+
 def test_blocks_can_be_read_coarser_and_prefixes_are_shared_as_before(tmp_path: Path) -> None:
     records = [
         {"timestamp": 0, "input_length": 512 * 7, "output_length": 1, "hash_ids": [1, 2, 3, 4, 5, 6, 7]},
