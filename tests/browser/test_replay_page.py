@@ -33,7 +33,7 @@ HITS = {
 FIGURES: dict[str, Any] = {
     "hit_ratio": HITS,
     "unbounded": 0.3819,
-    "files": ["conversation.jsonl.gz"],
+    "traces": ["conversation.jsonl.gz"],
     "requests": 12_031,
     "accesses": 276_491,
     "unique_blocks": 170_899,
@@ -270,7 +270,7 @@ def test_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path, opened: Open
     figures = {
         "hit_ratio": {HOSTILE: rows, "<i>x</i>": rows, "optimum": rows},
         "ttft_s": {HOSTILE: {"0.1": {HOSTILE: 0.1}}},
-        "files": [HOSTILE],
+        "traces": [HOSTILE],
         "command": HOSTILE,
         "unbounded": 0.4,
     }

@@ -89,7 +89,7 @@ def test_a_capacity_is_said_in_bytes_and_blocks_where_they_are_known(tmp_path: P
 
 def test_what_was_replayed_is_named_without_its_folder_and_never_at_length(tmp_path: Path) -> None:
     many = [f"/home/somebody/week/{day}.jsonl" for day in range(1004)]
-    said = "".join(read(tmp_path, FIGURES | {"files": many, "requests": 12_031}).shown)
+    said = "".join(read(tmp_path, FIGURES | {"traces": many, "requests": 12_031}).shown)
     assert "0.jsonl · 1.jsonl · 2.jsonl · 1,001 files more · 12,031 requests" in said
     assert "somebody" not in said
 
@@ -151,13 +151,13 @@ def test_times_and_writes_have_tables_of_their_own_and_what_is_missing_is_a_dash
 
 
 def test_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:
-    clean = read(tmp_path, FIGURES | {"files": ["t"], "command": "c"})
+    clean = read(tmp_path, FIGURES | {"traces": ["t"], "command": "c"})
     rows = {"0.005": 0.1, "0.1": 0.2}
     hostile = {
         "hit_ratio": {HOSTILE: rows, "optimum": rows},
         "writes_per_access": {HOSTILE: rows},
         "ttft_s": {HOSTILE: {"0.1": {HOSTILE: 0.1}}},
-        "files": [HOSTILE.replace("/", ""), "half a letter \udc80"],
+        "traces": [HOSTILE.replace("/", ""), "half a letter \udc80"],
         "command": HOSTILE,
         "unbounded": 0.4,
     }

@@ -34,7 +34,7 @@ class Curves:
     Attributes:
         hit_ratio: Policy, capacity: share of the full blocks asked for that were found. May have ``OPTIMUM``.
         unbounded: The same of a cache that forgets nothing.
-        files: What was replayed.
+        traces: Files that were replayed.
         requests: Of the trace.
         accesses: Full blocks asked for.
         unique_blocks: Different ones among them.
@@ -48,7 +48,7 @@ class Curves:
 
     hit_ratio: Annotated[Mapping[str, Mapping[str, Ratio]], Field(min_length=1)]
     unbounded: Ratio | None = None
-    files: tuple[str, ...] = ()
+    traces: tuple[str, ...] = ()
     requests: Count | None = None
     accesses: Count | None = None
     unique_blocks: Count | None = None

@@ -102,7 +102,7 @@ def facts(curves: Curves) -> list[str]:
         (curves.accesses, "blocks asked for"),
         (curves.unique_blocks, "different blocks"),
     ]
-    names = [Path(file).name for file in curves.files]
+    names = [Path(file).name for file in curves.traces]
     if len(names) > MOST_NAMES:
         names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES:,} files more"]
     said = [*names, *(f"{count:,} {what}" for count, what in counted if count is not None)]

@@ -35,7 +35,7 @@ def figures_of_serving(found: Mapping[str, Any]) -> dict[str, object]:
         for policy, row in turned("ttft_s").items()
     }
     return {
-        "files": found.get("files", found.get("traces", ())),
+        "traces": found.get("traces", ()),
         "requests": first.get("request_count"),
         "accesses": first.get("prompt_blocks"),
         "memory_bytes": {size: int(TypeAdapter(ByteSize).validate_python(size)) for size in results},
