@@ -113,7 +113,7 @@ def replay(
         served = ServingAsked(model, host_memory, disks, disk_queue, engine_blocks, rates, slower)
         if served.is_any:
             names = serving_policies(policies_of(policies), were_given=ALL not in policies.split(","))
-            replay_serving(reading, served, names, jobs_of(jobs), as_json)
+            replay_serving(reading, served, names, jobs_of(jobs), as_json, html)
             return
         replay_fractions(
             reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json, html
