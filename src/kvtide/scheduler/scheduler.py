@@ -185,7 +185,7 @@ class OffloadingConnectorScheduler:
             group_state.block_ids = list(table)
         for other in self._geometry.others:
             self._note_handed_out(block_ids[other.engine_index])
-        self._note_admission(state, num_external_tokens)
+        self._note_admission(state, num_external_tokens, now_s)
         self._due.soon.add(request.request_id)
         if not state.computed:
             self._parked.admitted(state)
@@ -396,7 +396,7 @@ class OffloadingConnectorScheduler:
             limit_s = min(limit_s, recompute_s)
         return state.deferred_since_s + limit_s
 
-    def _note_admission(self, state: RequestOffloadState, loaded_tokens: int) -> None:
+    def _note_admission(self, state: RequestOffloadState, loaded_tokens: int, now_s: float) -> None:
         """Refresh the whole prefix, once an admission: a second call brings blocks after a load."""
         if not state.being_admitted:
             return
@@ -406,7 +406,9 @@ class OffloadingConnectorScheduler:
         self._alarm.note_admission(state, loaded_tokens)
         finest = self._geometry.finest
         chunk_count = finest.hashed_chunks(len(state.request.block_hashes))
-        self._manager.touch(finest.run(state.request.block_hashes, 0, chunk_count), state.context)
+        prompt = finest.run(state.request.block_hashes, 0, chunk_count)
+        self._manager.visited(prompt, state.context, now_s)
+        self._manager.touch(prompt, state.context)
 
     def _note_new_blocks(self, step: EngineStep) -> None:
         """Check blocks given to running requests; those of admitted ones came with the admission."""
