@@ -37,7 +37,7 @@ SIZE_HINT = "give a size such as 8GiB, 512MiB or a number of bytes"
 
 
 DEMOTIONS = Literal["at_once", "second_sight", "on_eviction"]
-POLICY_NAMES = Literal["lru", "arc"]
+POLICY_NAMES = Literal["lru", "arc", "adaptive"]
 
 
 class TierSettings(BaseModel):
@@ -115,11 +115,12 @@ class KVTideConfig(BaseModel):
         " continued, beside its end. More: fewer chunks are written. 0: from every chunk.",
         json_schema_extra={"hint": "give a whole number of tokens from 0 to 1048576"},
     )
-    eviction_policy: Literal["lru", "arc"] = Field(
+    eviction_policy: POLICY_NAMES = Field(
         default="lru",
-        description="Which chunk leaves when the pool is full: the least recently used (lru), or recency and"
-        " frequency in balance (arc). A chunk never leaves before what extends it.",
-        json_schema_extra={"hint": "known policies: lru, arc"},
+        description="Which chunk leaves when the pool is full: the least recently used (lru), recency and"
+        " frequency in balance (arc), or what brings the fewest hits for its place, as learnt (adaptive),"
+        " which is then not stored at all. A chunk never leaves before what extends it.",
+        json_schema_extra={"hint": "known policies: lru, arc, adaptive"},
     )
     store_policy: Literal["eager", "lazy"] = Field(
         default="eager",
@@ -206,7 +207,7 @@ class KVTideConfig(BaseModel):
     disk_eviction_policy: POLICY_NAMES = Field(
         default="lru",
         description="Which chunk leaves when the disk's limit is reached; see eviction_policy.",
-        json_schema_extra={"hint": "known policies: lru, arc"},
+        json_schema_extra={"hint": "known policies: lru, arc, adaptive"},
     )
     promotion_share: float = Field(
         default=0.25,

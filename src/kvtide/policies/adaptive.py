@@ -14,7 +14,7 @@ import numpy as np
 from kvtide.policies.adaptive_candidates import Candidates
 from kvtide.policies.adaptive_density import MOST_SEEN, HitDensity, class_of, path_class
 from kvtide.policies.adaptive_guard import Guard
-from kvtide.policies.adaptive_memory import MARK_LIMIT, Memory, Remembered, marks_of
+from kvtide.policies.adaptive_memory import MARK_LIMIT, Memory, marks_of
 from kvtide.policies.lru import ALL
 
 SEED = 20_240_607
@@ -23,7 +23,7 @@ LEAST_REMEMBERED, MOST_REMEMBERED = 4096, 32_768
 REMEMBERED_SHARE = 8
 """Chunks that are remembered: one in so many of the capacity, within these bounds."""
 
-LEARNT_PER_VISIT = 512
+LEARNT_PER_VISIT = 256
 PURGED_PER_VISIT = 1024
 VISITS_KEPT = 4096
 """Work of one visit, and visits that may still bring chunks, at most."""
@@ -169,17 +169,14 @@ class AdaptivePolicy:
             del self._visits[next(iter(self._visits))]
         self._visits[visit] = told
         seen = self._seen_along(told, runs, len(keys))
+        classes = [class_of(times, told.path) for times in range(MOST_SEEN + 1)]
         self._missed += len(keys) - (runs[-1][1] if runs else 0)
-        self._learn(marks, seen, told.path)
-        self._ends.put(int(marks[-1]), Remembered(0, now_s, min(seen[-1] + 1, MOST_SEEN), 0))
+        self._learn(marks, seen, classes)
+        self._ends.put(int(marks[-1]), 0, now_s, min(seen[-1] + 1, MOST_SEEN), 0)
         if len(self._ends) > self._remembered_count:
             self._ends.drop(self._ends.oldest()[0])
-        chosen = (
-            np.flatnonzero(marks <= np.uint64(self._guard.limit - 1)).tolist() if self._guard.limit else []
-        )
-        self._guard.serve(
-            [int(marks[at]) for at in chosen], [class_of(seen[at], told.path) for at in chosen], now_s
-        )
+        chosen = _below(marks, self._guard.limit)
+        self._guard.serve(marks[chosen].tolist(), [classes[seen[at]] for at in chosen.tolist()], now_s)
         candidates.by_recency = self._guard.prefers_recency
         self._requests += 1
         self._fit()
@@ -206,19 +203,18 @@ class AdaptivePolicy:
         """Find what is remembered of a path: when it was used, how deep, how often what is missing was."""
         covered = runs[-1][1] if runs else 0
         missing = marks[covered:].tolist()
-        found = [at for at, mark in enumerate(missing) if mark in self._ends or mark in self._sampled]
+        found = {*self._ends.among(missing), *self._sampled.among(missing)}
         time_s = self._candidates.times_s[runs[-1][0]] if runs else None
         depth, seen = covered, 0
         steps: list[tuple[int, int]] = []
-        for at in reversed(found):
-            known = [
-                memory.get(missing[at]) for memory in (self._sampled, self._ends) if missing[at] in memory
-            ]
+        for at in sorted(found, reverse=True):
+            known = self._sampled.get(missing[at]) or self._ends.get(missing[at])
+            assert known is not None, "found, and not remembered"
             if depth == covered:
-                time_s, depth = known[0].time_s, covered + at + 1
-            if known[0].seen > seen:
+                time_s, depth = known.time_s, covered + at + 1
+            if known.seen > seen:
                 # What was seen has been seen with all before it.
-                seen = known[0].seen
+                seen = known.seen
                 steps.append((covered + at + 1, seen))
         gap_s = None if time_s is None else self._candidates.now_s - time_s
         return _Visit(path_class(gap_s, len(marks) - depth), seen, tuple(reversed(steps)))
@@ -232,17 +228,17 @@ class AdaptivePolicy:
             seen += [times] * (end - len(seen))
         return seen
 
-    def _learn(self, marks: np.ndarray, seen: Sequence[int], path: int) -> None:
+    def _learn(self, marks: np.ndarray, seen: Sequence[int], classes: Sequence[int]) -> None:
         """Note which sampled chunks were asked for again, and watch them from now on."""
         sampled, density, now_s = self._sampled, self._density, self._candidates.now_s
-        chosen = np.flatnonzero(marks <= np.uint64(self._limit - 1))
+        chosen = _below(marks, self._limit)
         while len(chosen) > LEARNT_PER_VISIT and self._halve():
-            chosen = np.flatnonzero(marks <= np.uint64(self._limit - 1))
+            chosen = _below(marks, self._limit)
         if sampled.is_purging:
             sampled.purge(self._limit, PURGED_PER_VISIT)
         for at, mark in zip(chosen.tolist(), marks[chosen].tolist(), strict=True):
-            told = Remembered(class_of(seen[at], path), now_s, min(seen[at] + 1, MOST_SEEN), self._missed)
-            before = sampled.put(mark, told)
+            times = seen[at]
+            before = sampled.put(mark, classes[times], now_s, min(times + 1, MOST_SEEN), self._missed)
             if before is not None:
                 density.asked_again(before.class_index, now_s - before.time_s)
             while len(sampled) > self._remembered_count:
@@ -273,6 +269,11 @@ class AdaptivePolicy:
             classes, times_s = self._sampled.waiting(self._limit)
             self._density.begin_fit(classes, self._candidates.now_s - times_s)
             self._next_fit += 32 if self._requests < 256 else 128 if self._requests < 2000 else 500
+
+
+def _below(marks: np.ndarray, limit: int) -> np.ndarray:
+    """Find the marks below a limit: ``int64[n]``, their places."""
+    return np.flatnonzero(marks <= np.uint64(limit - 1)) if limit else np.zeros(0, dtype=np.int64)
 
 
 def _seen_at(told: _Visit, position: int) -> int:

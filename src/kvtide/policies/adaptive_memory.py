@@ -75,14 +75,17 @@ class Memory:
     def __len__(self) -> int:
         return len(self._slots)
 
-    def __contains__(self, mark: int) -> bool:
-        return mark in self._slots
+    def among(self, marks: Sequence[int]) -> list[int]:
+        """Find which of some marks are remembered: their places among them."""
+        slots = self._slots
+        return [at for at, mark in enumerate(marks) if mark in slots]
 
-    def get(self, mark: int) -> Remembered:
-        """Say what is known of a mark that is remembered."""
-        return self._at(self._slots[mark])
+    def get(self, mark: int) -> Remembered | None:
+        """Say what is known of a mark."""
+        slot = self._slots.get(mark)
+        return None if slot is None else self._at(slot)
 
-    def put(self, mark: int, told: Remembered) -> Remembered | None:
+    def put(self, mark: int, class_index: int, time_s: float, seen: int, missed: int) -> Remembered | None:
         """Remember a mark as told, most recent; give what was known of it before."""
         slot, before = self._slots.get(mark), None
         if slot is not None:
@@ -92,7 +95,8 @@ class Memory:
             slot = self._slots[mark] = self._take_slot()
             self._marks[slot] = mark
             self._order.push(slot)
-        self._classes[slot], self._times_s[slot], self._seen[slot], self._missed[slot] = told
+        self._classes[slot], self._times_s[slot] = class_index, time_s
+        self._seen[slot], self._missed[slot] = seen, missed
         return before
 
     def oldest(self) -> tuple[int, Remembered]:
