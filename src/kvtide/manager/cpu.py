@@ -290,7 +290,8 @@ class CPUOffloadingManager(OffloadingManager):
             How many of the ``wanted`` chunks are worth a slot, whether there is one or not; who left.
         """
         evicted, begin = PackedKeys(), start * stride
-        room = max(0, self._slots.free_count - self._slots.capacity // ROOM_WANTED)
+        ahead = self._slots.capacity // ROOM_WANTED if self._frees_ahead else 0
+        room = max(0, self._slots.free_count - ahead)
         while wanted:
             worth = self.catalog.worth(HOST, visit, begin, begin + wanted * stride, room * stride)
             wanted = (worth - begin) // stride

@@ -6,6 +6,7 @@ what a cache of a few hundred does with some is what one of full size does with 
 """
 
 from collections.abc import Sequence
+from heapq import heapify, heappop, heappush
 from math import sqrt
 from typing import NamedTuple
 
@@ -77,26 +78,33 @@ class SmallCache:
                     self._ends.pop(above, None)
             self._uses[mark] = use
             above = mark
-        while len(self._uses) > self._capacity:
+        if len(self._uses) > self._capacity:
             self._evict(now_s)
 
     def _evict(self, now_s: float) -> None:
-        """Let go, from the ends that rank lowest on, what was used together."""
+        """Let chunks go, what ranks lowest of those that nothing extends first, until the rest fits."""
         uses = self._uses
-        for end in self._ranked([(uses[end], end) for end in self._ends], now_s):
-            mark, use = end, uses[end]
+        heap = self._ranked([(uses[end], end) for end in self._ends], now_s)
+        heapify(heap)
+        while True:
+            _, use, mark = heappop(heap)
             while mark and uses[mark] is use and not self._kids[mark]:
                 if len(uses) <= self._capacity:
                     return
                 mark = self._drop(mark)
+            if mark and not self._kids[mark]:
+                heappush(heap, (self._value(uses[mark], now_s), uses[mark], mark))
 
-    def _ranked(self, ends: list[tuple[_Use, int]], now_s: float) -> list[int]:
+    def _value(self, use: _Use, now_s: float) -> float:
+        return 0.0 if self._density is None else self._density.value(use.class_index, now_s - use.time_s)
+
+    def _ranked(self, ends: list[tuple[_Use, int]], now_s: float) -> list[tuple[float, _Use, int]]:
         if self._density is None:
-            return [end for _, end in sorted(ends)]
+            return [(0.0, use, end) for use, end in ends]
         classes = np.array([use.class_index for use, _ in ends])
         ages_s = now_s - np.array([use.time_s for use, _ in ends])
         values = self._density.values(classes, ages_s).tolist()
-        return [end for _, (_, end) in sorted(zip(values, ends, strict=True))]
+        return [(value, use, end) for value, (use, end) in zip(values, ends, strict=True)]
 
     def _drop(self, mark: int) -> int:
         """Drop a chunk that nothing extends; name the one it extends, 0 for none."""
