@@ -89,6 +89,11 @@ class AdaptivePolicy:
         """Whether the guard has fallen back to LRU."""
         return self._candidates.by_recency
 
+    @property
+    def remembered_count(self) -> int:
+        """Chunks that are remembered, beside the runs themselves."""
+        return len(self._sampled) + len(self._ends)
+
     # -- runs -----------------------------------------------------------------------------------
 
     def inserted(self, run: int, count: int, visit: int) -> None:
@@ -173,7 +178,7 @@ class AdaptivePolicy:
         self._missed += len(keys) - (runs[-1][1] if runs else 0)
         self._learn(marks, seen, classes)
         self._ends.put(int(marks[-1]), 0, now_s, min(seen[-1] + 1, MOST_SEEN), 0)
-        if len(self._ends) > self._remembered_count:
+        if len(self._ends) > self._most_remembered:
             self._ends.drop(self._ends.oldest()[0])
         chosen = _below(marks, self._guard.limit)
         self._guard.serve(marks[chosen].tolist(), [classes[seen[at]] for at in chosen.tolist()], now_s)
@@ -196,7 +201,7 @@ class AdaptivePolicy:
     # -- inside ---------------------------------------------------------------------------------
 
     @property
-    def _remembered_count(self) -> int:
+    def _most_remembered(self) -> int:
         return min(max(LEAST_REMEMBERED, self._capacity // REMEMBERED_SHARE), MOST_REMEMBERED)
 
     def _recognised(self, marks: np.ndarray, runs: Sequence[tuple[int, int]]) -> _Visit:
@@ -241,7 +246,7 @@ class AdaptivePolicy:
             before = sampled.put(mark, classes[times], now_s, min(times + 1, MOST_SEEN), self._missed)
             if before is not None:
                 density.asked_again(before.class_index, now_s - before.time_s)
-            while len(sampled) > self._remembered_count:
+            while len(sampled) > self._most_remembered:
                 self._let_go()
 
     def _let_go(self) -> None:
