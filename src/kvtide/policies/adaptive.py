@@ -40,16 +40,14 @@ class _Visit(NamedTuple):
 
     Attributes:
         path: Its part of every class.
-        carried: How often what was missing has been asked for, at least, hence all before it.
         steps: ``(end, seen)`` from the top of what was missing; behind the last one nothing was seen.
     """
 
     path: int
-    carried: int
     steps: tuple[tuple[int, int], ...]
 
 
-_UNTOLD = _Visit(0, 0, ())
+_UNTOLD = _Visit(0, ())
 
 
 class AdaptivePolicy:
@@ -122,7 +120,7 @@ class AdaptivePolicy:
             self._candidates.use(run, self._candidates.classes[run])
             return
         told = self._visits.get(visit, _UNTOLD)
-        seen = max(self._seen[run], told.carried)
+        seen = self._seen[run]
         self._visitors[run], self._seen[run] = visit, min(seen + 1, MOST_SEEN)
         self._candidates.use(run, class_of(seen, told.path))
 
@@ -222,13 +220,13 @@ class AdaptivePolicy:
                 seen = known.seen
                 steps.append((covered + at + 1, seen))
         gap_s = None if time_s is None else self._candidates.now_s - time_s
-        return _Visit(path_class(gap_s, len(marks) - depth), seen, tuple(reversed(steps)))
+        return _Visit(path_class(gap_s, len(marks) - depth), tuple(reversed(steps)))
 
     def _seen_along(self, told: _Visit, runs: Sequence[tuple[int, int]], count: int) -> list[int]:
         """List for every chunk of a prompt how often it has been asked for before."""
         seen: list[int] = []
         for run, end in runs:
-            seen += [max(self._seen[run], told.carried)] * (end - len(seen))
+            seen += [self._seen[run]] * (end - len(seen))
         for end, times in (*told.steps, (count, 0)):
             seen += [times] * (end - len(seen))
         return seen
