@@ -1,8 +1,13 @@
 """Sweeps: the same figures from one process and from several, and nobody left behind."""
 
 import multiprocessing
+import os
 import random
+import subprocess
+import sys
+import time
 from decimal import Decimal
+from pathlib import Path
 
 import pytest
 from traced import traced
@@ -87,3 +92,37 @@ def test_who_stops_a_sweep_waits_for_nobody(chats: Accesses) -> None:
     with pytest.raises(KeyboardInterrupt):
         sweep(chats, ("lru", "arc"), FRACTIONS, 2, interrupt)
     assert multiprocessing.active_children() == others
+
+
+SWEEP_AND_WAIT = """
+import multiprocessing, time
+from traced import traced
+from kvtide.sim.fractions import sweep
+
+def wait(_):
+    print(*(one.pid for one in multiprocessing.active_children()), flush=True)
+    time.sleep(3600)
+
+sweep(traced([(1, 2), (1, 3)]), ("lru", "arc"), ("1",), 2, wait)
+"""
+
+
+def test_processes_end_with_the_one_that_began_them_however_that_ends() -> None:
+    path = os.pathsep.join((*sys.path, str(Path(__file__).parent)))
+    program = [sys.executable, "-c", SWEEP_AND_WAIT]
+    with subprocess.Popen(
+        program, stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": path}
+    ) as begun:
+        assert begun.stdout is not None
+        pids = [int(pid) for pid in begun.stdout.readline().split()]
+        begun.kill()
+    assert len(pids) == 2
+    while any(map(is_running, pids)):
+        time.sleep(0.02)
+
+
+def is_running(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False

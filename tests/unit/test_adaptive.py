@@ -107,7 +107,7 @@ def test_a_request_that_is_told_twice_counts_once_and_the_clock_never_goes_back(
     policy.visited(4, float("-inf"), keys, ())
     policy.visited(5, float("inf"), keys, ())
     policy.visited(6, 70.0, [], ())
-    policy.inserted(1, 3, 7)
+    policy.inserted(1, 3, 7, 0)
     policy.touched(1, 7)
     policy.offer(1)
     assert policy.victim() is not None

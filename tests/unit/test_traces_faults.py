@@ -47,7 +47,7 @@ BAD: list[tuple[Any, str]] = [
     (changed(hash_ids=[1, 2.5, 3]), "hash_ids.1: 2.5 should be a valid integer"),
     (changed(hash_ids=[1, 1 << 64, 3]), "hash_ids.1: 18446744073709551616 should be less than"),
     (changed(hash_ids=[[1], 2, 3]), "hash_ids.0: a list of 1 should be a valid integer"),
-    (changed(hash_ids={"1": 2}), "hash_ids: a object of 1 should be a valid"),
+    (changed(hash_ids={"1": 2}), "hash_ids: an object of 1 should be a valid"),
     (changed(hash_ids="123"), "hash_ids: '123' should be a valid"),
     (without("hash_ids"), "hash_ids: is missing"),
     (without("timestamp"), "timestamp: is missing"),

@@ -10,6 +10,7 @@ import typer
 
 from kvtide.cli.folders import JsonOption, refusing
 from kvtide.cli.replay_fractions import replay_fractions
+from kvtide.cli.replay_page import HtmlOption, refuse_page
 from kvtide.cli.replay_reading import (
     BlockOption,
     FormatOption,
@@ -19,6 +20,18 @@ from kvtide.cli.replay_reading import (
     TokenizerOption,
     TracesArgument,
     reading_of,
+)
+from kvtide.cli.replay_serving import (
+    DiskOption,
+    DiskQueueOption,
+    EngineBlocksOption,
+    HostMemoryOption,
+    ModelOption,
+    RatesOption,
+    ServingAsked,
+    SlowerOption,
+    replay_serving,
+    serving_policies,
 )
 from kvtide.errors import ConfigError
 from kvtide.sim.fractions import known
@@ -31,6 +44,7 @@ EPILOG = """Examples:
 
 * `kvtide replay conversation.jsonl.gz` says how often each policy hits, from 0.5 to 40 % of the blocks
 * `kvtide replay week/*.jsonl.gz --policies lru,adaptive,optimum --fractions 0.01,0.1` asks less
+* `kvtide replay conversation.jsonl.gz --model 131072 --host-memory 64GiB,256GiB --disk 1TiB@6GB/s` serves it
 * `kvtide replay conversation.jsonl.gz --json > found.json` is for programs
 
 `unbounded` is a cache that keeps everything, `optimum` the best that any policy could do with so many blocks,
@@ -51,7 +65,10 @@ def replay(
     policies: Annotated[
         str,
         typer.Option(
-            "--policies", metavar="NAME,...", help=f"Who decides what is kept: {', '.join(known())}; or all."
+            "--policies",
+            "--policy",
+            metavar="NAME,...",
+            help=f"Who decides what is kept: {', '.join(known())}; or all.",
         ),
     ] = ALL,
     jobs: Annotated[
@@ -61,6 +78,14 @@ def replay(
         ),
     ] = None,
     as_json: JsonOption = False,
+    html: HtmlOption = None,
+    model: ModelOption = None,
+    host_memory: HostMemoryOption = None,
+    disk: DiskOption = None,
+    disk_queue: DiskQueueOption = None,
+    engine_blocks: EngineBlocksOption = None,
+    rates: RatesOption = None,
+    slower: SlowerOption = None,
     format_name: FormatOption = None,
     skip_bad_records: SkipOption = False,
     block_tokens: BlockOption = None,
@@ -73,13 +98,26 @@ def replay(
     Every prompt is looked up and stored by the code that decides in production, one request after another.
     What hits is a full block that is there with all before it.
 
+    With --model and --host-memory a whole server is replayed instead, with times: an engine with a pool of
+    its own, queueing, prompts computed in pieces, copies and disks, around production's scheduler half.
+
     Exit code 0: it was replayed. 2: it could not be.
     """
     with refusing(as_json):
+        if html is not None:
+            refuse_page(html)
         reading = reading_of(
             traces, format_name, skip_bad_records, block_tokens, session_span, seed, tokenizer
         )
-        replay_fractions(reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json)
+        disks = tuple(disk or ())
+        served = ServingAsked(model, host_memory, disks, disk_queue, engine_blocks, rates, slower)
+        if served.is_any:
+            names = serving_policies(policies_of(policies), were_given=ALL not in policies.split(","))
+            replay_serving(reading, served, names, jobs_of(jobs), as_json)
+            return
+        replay_fractions(
+            reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json, html
+        )
 
 
 def fractions_of(text: str) -> list[str]:

@@ -3,28 +3,35 @@
 Knows bars, tables and JSON; what is replayed is ``kvtide.sim.fractions``.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 
 import typer
+from rich.console import Console
+from rich.table import Table
 
 from kvtide.cli.folders import bar, counted, print_json, show_under, table, tell
-from kvtide.cli.output import note
+from kvtide.cli.output import MAX_WIDTH, note
+from kvtide.cli.replay_page import show_page
 from kvtide.cli.replay_reading import Reading, shown
 from kvtide.errors import ConfigError
 from kvtide.sim.accesses import accesses_of
 from kvtide.sim.fractions import Sweep, sweep
+from kvtide.sim.outcome import Outcome
 from kvtide.sim.traces import Trace
-
-COLUMNS = 8
-"""Sizes side by side in a table; the others come in another."""
 
 
 def replay_fractions(
-    reading: Reading, policies: Sequence[str], fractions: Sequence[str], jobs: int | None, as_json: bool
+    reading: Reading,
+    policies: Sequence[str],
+    fractions: Sequence[str],
+    jobs: int | None,
+    as_json: bool,
+    html: Path | None = None,
 ) -> None:
-    """Replay a trace and show what came of it.
+    """Replay a trace and show what came of it, on a page in the file ``html``, too.
 
     Raises:
         KVTideError: It cannot be read, or not be replayed.
@@ -45,12 +52,14 @@ def replay_fractions(
         print_json(as_plain(trace, found))
     else:
         _print(found)
+    if html is not None:
+        show_page(html, as_plain(trace, found))
 
 
 def as_plain(trace: Trace, found: Sweep) -> dict[str, Any]:
     """Put what came of it into plain types for JSON."""
     return {
-        "files": [str(file) for file in trace.files],
+        "traces": [str(file) for file in trace.files],
         "format": trace.format,
         "skipped_records": trace.skipped_count,
         "requests": found.request_count,
@@ -75,16 +84,27 @@ def _print(found: Sweep) -> None:
     tell("trace", f"{asked} of {found.block_tokens} tokens, {found.unique_count:,} different ones")
     typer.echo()
     fractions = list(found.capacities)
-    for first in range(0, len(fractions), COLUMNS):
-        some = fractions[first : first + COLUMNS]
-        heads = [f"{percent(one)}\n{found.capacities[one]:,}" for one in some]
-        hits, writes = table(["hits, %\nblocks"], heads), table(["writes, %\nblocks"], heads)
-        for policy, outcomes in found.outcomes.items():
-            hits.add_row(policy, *(f"{100 * outcomes[one].hit_ratio:.2f}" for one in some))
-            writes.add_row(policy, *(f"{100 * outcomes[one].writes_per_access:.1f}" for one in some))
-        show_under("Hits of 100 full blocks asked for, by share of the different blocks", hits)
-        show_under("Blocks written for 100 asked for", writes)
-    tell("most", f"{100 * found.unbounded.hit_ratio:.2f} % is what a cache that keeps everything would hit")
+    at_once = _side_by_side(found)
+    for first in range(0, len(fractions), at_once):
+        some = fractions[first : first + at_once]
+        show_under("Hits of 100 full blocks asked for", _rows(found, some, lambda one: one.hit_ratio, 2))
+        written = _rows(found, some, lambda one: one.writes_per_access, 1)
+        show_under("Blocks written for 100 asked for", written)
+    tell("most", f"{100 * found.unbounded.hit_ratio:.2f} is what a cache that keeps everything would hit")
+
+
+def _side_by_side(found: Sweep) -> int:
+    """Say how many sizes a table has room for; the others come in another one."""
+    figures = [len(text) for one, size in found.capacities.items() for text in (percent(one), f"{size:,}")]
+    room = min(Console().width, MAX_WIDTH) - max(map(len, ("blocks", *found.outcomes)))
+    return max(1, room // (max(*figures, len("100.00")) + 2))
+
+
+def _rows(found: Sweep, fractions: Sequence[str], figure: Callable[[Outcome], float], digits: int) -> Table:
+    rows = table(["share\nblocks"], [f"{percent(one)}\n{found.capacities[one]:,}" for one in fractions])
+    for policy, outcomes in found.outcomes.items():
+        rows.add_row(policy, *(f"{100 * figure(outcomes[one]):.{digits}f}" for one in fractions))
+    return rows
 
 
 def percent(fraction: str) -> str:

@@ -94,18 +94,11 @@ class AdaptivePolicy:
 
     # -- runs -----------------------------------------------------------------------------------
 
-    def inserted(self, run: int, count: int, visit: int) -> None:
-        self._candidates.cover(run)
-        missing = run + 1 - len(self._visitors)
-        if missing > 0:
-            self._seen.extend(bytes(missing))
-            self._visitors.extend([0] * missing)
+    def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
+        self._cover(run)
         self._candidates.withdraw(run)
-        self.placed(run, ALL, visit)
-
-    def placed(self, run: int, position: int, visit: int) -> None:
         told = self._visits.get(visit, _UNTOLD)
-        seen = _seen_at(told, position)
+        seen = _seen_at(told, depth)
         self._visitors[run], self._seen[run] = visit, min(seen + 1, MOST_SEEN)
         self._candidates.use(run, class_of(seen, told.path))
 
@@ -125,8 +118,9 @@ class AdaptivePolicy:
         self._candidates.use(run, class_of(seen, told.path))
 
     def split(self, run: int, head: int, head_count: int) -> None:
-        self.inserted(head, head_count, self._visitors[run])
-        self._seen[head] = self._seen[run]
+        self._cover(head)
+        self._candidates.withdraw(head)
+        self._visitors[head], self._seen[head] = self._visitors[run], self._seen[run]
         self._candidates.copy(head, run)
 
     def offer(self, run: int) -> None:
@@ -197,6 +191,13 @@ class AdaptivePolicy:
         return lowest is not None and value < lowest[0]
 
     # -- inside ---------------------------------------------------------------------------------
+
+    def _cover(self, run: int) -> None:
+        self._candidates.cover(run)
+        missing = run + 1 - len(self._visitors)
+        if missing > 0:
+            self._seen.extend(bytes(missing))
+            self._visitors.extend([0] * missing)
 
     @property
     def _most_remembered(self) -> int:

@@ -26,8 +26,15 @@ class EvictionPolicy(Protocol):
     def resize(self, capacity: int) -> None:
         """Note how many chunks there is room for."""
 
-    def inserted(self, run: int, count: int, visit: int) -> None:
-        """Take in a run of ``count`` chunks that have become resident. A use follows."""
+    def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
+        """Take in a run of ``count`` chunks that have become resident; a use follows.
+
+        Args:
+            run: Its number.
+            count: Chunks.
+            visit: Who has stored them.
+            depth: Chunks that lie before it in its prompt.
+        """
 
     def joins(self, run: int, visit: int) -> bool:
         """Say whether chunks inserted behind ``run`` now would have its history, once it was used."""
@@ -99,9 +106,6 @@ class LearningPolicy(EvictionPolicy, Protocol):
 
     def seams(self, visit: int, start: int, stop: int) -> Sequence[int]:
         """Say where between ``start`` and ``stop`` the history of what a visit would bring changes."""
-
-    def placed(self, run: int, position: int, visit: int) -> None:
-        """Note where in its prompt a run begins that was ``inserted`` just now."""
 
     def yields(self, visit: int, position: int) -> bool:
         """Say whether a chunk that a visit would bring is worth less than all that may leave for it."""

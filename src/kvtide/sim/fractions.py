@@ -8,6 +8,7 @@ import contextlib
 import multiprocessing
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -172,7 +173,15 @@ _accesses: list[Accesses] = []
 def _begin(accesses: Accesses) -> None:
     # Who interrupts the sweep from a terminal interrupts all of its processes, and wants no word of them.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     _accesses[:] = [accesses]
+
+
+def _end_with_parent() -> None:
+    # One that is killed tells nobody, and who waits for work would wait for ever.
+    if (parent := multiprocessing.parent_process()) is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _replayed(cell: Cell) -> Outcome:

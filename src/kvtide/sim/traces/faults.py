@@ -66,14 +66,16 @@ def worded(error: ValidationError) -> str:
         return "no JSON: " + re.sub(r" at line 1 column (\d+)$", r" at byte \1", words)
     if first["type"] == "missing":
         return f"{place}: is missing"
-    words = first["msg"].removeprefix("Value error, ").removeprefix("Input ")
+    if first["type"] == "value_error":
+        return f"{place or 'the record'}: {first['msg'].removeprefix('Value error, ')}"
+    words = first["msg"].removeprefix("Input ")
     return f"{place or 'the record'}: {shown(first['input'])} {words}"
 
 
 def shown(value: object) -> str:
     """Write a bad value so that it fits into a line, however large it is."""
     if isinstance(value, list | dict):
-        return f"a {'list' if isinstance(value, list) else 'object'} of {len(value)}"
+        return f"{'a list' if isinstance(value, list) else 'an object'} of {len(value)}"
     if isinstance(value, int) and abs(value) >= 10**_SHOWN:
         return "a number with more than 40 digits"
     text = repr(value)

@@ -7,7 +7,7 @@ of one group of layers that looks back to the beginning.
 """
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -137,28 +137,27 @@ class _Reading:
             one = self._growing.popleft()
             if self._by_end.get(one.chain[-1]) is one:
                 del self._by_end[one.chain[-1]]
+            self._use(reversed(one.chain))
             yield one.where, self._request(one)
 
     def _grow(self, where: str, parent: bytes | None, blocks: list[bytes]) -> None:
-        self._learn(parent, blocks)
         one = None if parent is None else self._by_end.get(parent)
-        if one is not None and self.now_s - one.last_s <= self._options.pause_s:
-            assert parent is not None
-            del self._by_end[parent]
+        if one is None or self.now_s - one.last_s > self._options.pause_s:
+            chain = [*self._path(parent), *blocks]
+            self._learn(parent, blocks)
+            one = _Growing(where, self.now_s, self.now_s, chain, len(chain))
+            self._growing.append(one)
+        else:
+            self._learn(parent, blocks)
+            del self._by_end[one.chain[-1]]
             one.chain += blocks
             one.last_s = self.now_s
             if len(blocks) > 1:
                 # Several at once are computed, not generated; so was all before them.
                 one.prompt_blocks = len(one.chain)
-        else:
-            chain = self._path(parent) + blocks
-            one = _Growing(where, self.now_s, self.now_s, chain, len(chain))
-            self._growing.append(one)
         self._by_end[blocks[-1]] = one
 
     def _learn(self, parent: bytes | None, blocks: list[bytes]) -> None:
-        if parent is not None and parent not in self._parents:
-            raise _BadEvent("parent_block_hash: nobody has stored it; a message is missing, or the beginning")
         for block in blocks:
             if self._parents.setdefault(block, parent) != parent:
                 raise _BadEvent("block_hashes: a block was behind another one before")
@@ -170,13 +169,23 @@ class _Reading:
         """The blocks from the beginning to one of them, which are used by that."""
         path: list[bytes] = []
         while last is not None:
-            if last not in self._parents or len(path) > len(self._parents):
-                raise _BadEvent("parent_block_hash: its beginning was forgotten")
-            self._parents.move_to_end(last)
+            if last not in self._parents:
+                raise _BadEvent(
+                    "parent_block_hash: nobody has stored it, or its beginning: was a message lost?"
+                )
+            if len(path) > KNOWN:
+                raise _BadEvent("parent_block_hash: it comes before itself")
             path.append(last)
             last = self._parents[last]
+        self._use(path)
         path.reverse()
         return path
+
+    def _use(self, blocks: Iterable[bytes]) -> None:
+        """Take note that blocks were used, the deepest first: so it is forgotten first."""
+        for block in blocks:
+            if block in self._parents:
+                self._parents.move_to_end(block)
 
     def _request(self, one: _Growing) -> TraceRequest:
         step = self._options.step(self._block_tokens)

@@ -115,8 +115,9 @@ class Trace:
         """Say when each file begins; None for each at its first request."""
         if self.format != RECORDING:
             return [None] * len(self.files)
-        begins_s = [began_s(faults.path, faults) for faults in self.faults]
-        return [begin_s - min(begins_s) for begin_s in begins_s]
+        begins_s = [began_s(path) for path in self.files]
+        first_s = min((begin_s for begin_s in begins_s if begin_s is not None), default=0.0)
+        return [None if begin_s is None else begin_s - first_s for begin_s in begins_s]
 
 
 def _in_order(found: Iterator[Found], faults: Faults, shift_s: float | None) -> Iterator[TraceRequest]:

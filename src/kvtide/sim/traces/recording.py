@@ -83,14 +83,14 @@ def request_line(
     )
 
 
-def began_s(path: Path, faults: Faults) -> float:
-    """Say when a recording began, in seconds since 1970; 0 where that cannot be read."""
-    for _, line, _ in read_lines(path, faults):
+def began_s(path: Path) -> float | None:
+    """Say when a recording began, in seconds since 1970; None where that cannot be read."""
+    for _, line, _ in read_lines(path, Faults(path, "skip")):
         try:
             return Header.model_validate_json(line).began_s
         except ValidationError:
             break
-    return 0.0
+    return None
 
 
 def read_recording(path: Path, space: int, options: TraceOptions, faults: Faults) -> Iterator[Found]:

@@ -29,10 +29,11 @@ class Tokens:
 
     def __init__(self, tokenizer: str | Tokenizer | None) -> None:
         self._template: Any = None
+        self._encode: Tokenizer
         if callable(tokenizer):
             self._encode = tokenizer
         elif tokenizer == "bytes":
-            self._encode = str.encode
+            self._encode = _bytes_of
         elif tokenizer is None:
             raise ConfigError("tokenizer", None, f"the trace has prompts as text: {HINT}")
         elif Path(tokenizer).is_dir():
@@ -78,6 +79,10 @@ class Tokens:
         self._encode = slow.encode
         if slow.chat_template:
             self._template = slow.apply_chat_template
+
+
+def _bytes_of(text: str) -> list[int]:
+    return list(text.encode())
 
 
 def _missing(value: str, package: str) -> ConfigError:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heappop, heappush
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 from pydantic_core import from_json
@@ -25,13 +25,15 @@ from kvtide.sim.traces.numbered import (
     LastBlock,
     Numbers,
     Record,
-    Time,
     TokenCount,
     full_blocks,
 )
 from kvtide.sim.traces.options import TraceOptions
 from kvtide.sim.traces.packed import read_whole
 from kvtide.sim.traces.request import TraceRequest
+
+Since = Annotated[float, Field(ge=0, le=1e9)]
+"""Seconds since a session or a subagent began."""
 
 DEEPEST = 16
 """Subagents within subagents."""
@@ -46,9 +48,9 @@ class SessionRecord(Record):
 
 
 class CallRecord(Record):
-    """A request; ``t`` in seconds since its session or its subagent began."""
+    """A request."""
 
-    t: Time = Field(ge=0)
+    t: Since
     prompt_tokens: TokenCount = Field(alias="in")
     output_tokens: TokenCount = Field(alias="out", default=0)
     hash_ids: Numbers
@@ -57,7 +59,7 @@ class CallRecord(Record):
 class SubagentRecord(Record):
     """A subagent, its requests unread."""
 
-    t: Time = Field(ge=0)
+    t: Since
     agent_id: str = ""
     requests: list[Any]
 
