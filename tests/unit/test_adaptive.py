@@ -1,15 +1,21 @@
 """The adaptive policy: by the suite that is shipped, against its oracle, and what is its alone."""
 
 import random
+from collections.abc import Sequence
 
 import pytest
+from fakes import FakeRequest, FakeStep
 
-from kvtide.jobs import ReqContext
+from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
+from kvtide.jobs import HopResult, OffloadingWorkerMetadata, PoolReport, ReqContext
 from kvtide.keys import ChunkRun
 from kvtide.manager.base import Refusal
 from kvtide.manager.cpu import CPUOffloadingManager
+from kvtide.metrics import MetricsDelta
 from kvtide.policies import AdaptivePolicy, EvictionPolicy
 from kvtide.policies.adaptive import LEAST_REMEMBERED
+from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
+from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.testing import NaiveLRU, NaivePolicy, PolicyTests
 from kvtide.testing.ladder_days import LadderDay
 from kvtide.testing.naive_adaptive import NaiveAdaptive
@@ -190,3 +196,51 @@ def test_tiers_below_bear_whatever_is_refused(monkeypatch) -> None:
             raise
         skipped += sum(count for key, count in day.scheduler.metrics().data.items() if "bypassed" in key)
     assert skipped
+
+
+def test_the_scheduler_half_says_who_has_come_and_does_not_offer_again_what_was_refused() -> None:
+    group = GroupGeometry(0, GroupKind.FULL_ATTENTION, 4, 1, 4)
+    policy, metrics = Refusing(), MetricsDelta()
+    manager = CPUOffloadingManager(policy, metrics=metrics)
+    scheduler = OffloadingConnectorScheduler(SchedulerOffloadConfig(KVGeometry((group,))), manager, metrics)
+    pools = {0: PoolReport(4, 4, 64)}
+    scheduler.update_connector_output(OffloadingWorkerMetadata(pools=pools), 0.0)
+    jobs = []
+    for name, now_s in (("first", 1.0), ("second", 2.0)):
+        request = FakeRequest(name, [ord(name[0])] * 16)
+        scheduler.on_new_request(request, now_s)
+        assert scheduler.get_num_new_matched_tokens(request, 0, now_s) == (0, False)
+        scheduler.update_state_after_alloc(
+            request, ([*range(1 + 8 * len(jobs), 5 + 8 * len(jobs))],), 0, now_s
+        )
+        meta = scheduler.build_connector_meta(FakeStep({name: 16}), now_s)
+        jobs.append([job.job_id for job in meta.jobs])
+        results = {(job.job_id, 0): {0: HopResult.DONE} for job in meta.jobs}
+        scheduler.update_connector_output(OffloadingWorkerMetadata(results=results), now_s)
+        asked = policy.asked
+        for step in range(5):
+            scheduler.build_connector_meta(FakeStep({name: 1}), now_s + step)
+        assert policy.asked == asked, "nobody asks again what was answered"
+    assert [len(one) for one in jobs] == [1, 0]
+    assert [visit for visit, _ in policy.told] == [1, 1, 2, 2], "on arrival, and when it is admitted"
+    assert metrics.data["skipped_store_chunks|bypassed"] == 4
+    scheduler.check_invariants()
+
+
+class Refusing(AdaptivePolicy):
+    """Finds whatever is there worth more than what comes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told: list[tuple[int, float]] = []
+        self.asked = 0
+
+    def visited(
+        self, visit: int, now_s: float, keys: Sequence[bytes], runs: Sequence[tuple[int, int]]
+    ) -> None:
+        self.told.append((visit, now_s))
+        super().visited(visit, now_s, keys, runs)
+
+    def yields(self, visit: int, position: int) -> bool:
+        self.asked += 1
+        return self.victim() is not None

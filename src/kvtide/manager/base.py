@@ -106,7 +106,7 @@ class OffloadingManager(ABC):
         """
 
     def visited(self, run: ChunkRun, ctx: ReqContext, now_s: float) -> None:  # noqa: B027
-        """Note that a request has come with a prompt, before it is touched: what policies may learn from.
+        """Note that a request has come with a prompt, before anything is done for it: policies may learn.
 
         Args:
             run: All of the prompt that has hashes, from its beginning.
