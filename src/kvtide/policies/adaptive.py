@@ -206,8 +206,10 @@ class AdaptivePolicy:
     def _recognised(self, marks: np.ndarray, runs: Sequence[tuple[int, int]]) -> _Visit:
         """Find what is remembered of a path: when it was used, how deep, how often what is missing was."""
         covered = runs[-1][1] if runs else 0
+        sampled = _below(marks[covered:], self._limit)
         missing = marks[covered:].tolist()
-        found = {*self._ends.among(missing), *self._sampled.among(missing)}
+        found = {*self._ends.among(missing)}
+        found.update(sampled[self._sampled.among([missing[at] for at in sampled])].tolist())
         time_s = self._candidates.times_s[runs[-1][0]] if runs else None
         depth, seen = covered, 0
         steps: list[tuple[int, int]] = []

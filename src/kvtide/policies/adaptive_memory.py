@@ -77,8 +77,8 @@ class Memory:
 
     def among(self, marks: Sequence[int]) -> list[int]:
         """Find which of some marks are remembered: their places among them."""
-        slots = self._slots
-        return [at for at, mark in enumerate(marks) if mark in slots]
+        found = self._slots.keys() & marks
+        return [at for at, mark in enumerate(marks) if mark in found] if found else []
 
     def get(self, mark: int) -> Remembered | None:
         """Say what is known of a mark."""
