@@ -14,8 +14,8 @@ from kvtide.cli.folders import bar, counted, print_json, show_under, table, tell
 from kvtide.cli.replay_reading import Reading, shown
 from kvtide.config import KVTideConfig
 from kvtide.errors import ConfigError
-from kvtide.sim.fractions import available_cores
 from kvtide.sim.model_bytes import bytes_per_token
+from kvtide.sim.processes import available_cores
 from kvtide.sim.serving import ServingSetup, TierSetup, policy_names
 from kvtide.sim.serving_media import MediumRates
 from kvtide.sim.serving_queue import EngineLimits
@@ -239,7 +239,7 @@ def _engine_blocks(asked: ServingAsked, setup: ServingSetup, requests: Sequence[
 def _plain(trace: Trace, setup: ServingSetup, found: Mapping[str, Sequence[ServingResult]]) -> dict[str, Any]:
     """Put what came of it into plain types for JSON."""
     return {
-        "traces": [str(file) for file in trace.files],
+        "files": [str(file) for file in trace.files],
         "format": trace.format,
         "skipped_records": trace.skipped_count,
         "bytes_per_token": setup.bytes_per_token,
