@@ -4,6 +4,7 @@ Knows the options and what they may be; what is replayed and shown is in ``repla
 """
 
 from decimal import Decimal, InvalidOperation
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -55,13 +56,15 @@ knowing the future: if it is not far above the others, only more memory helps.
 def replay(
     traces: TracesArgument,
     fractions: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--fractions",
             metavar="SHARE,...",
-            help="Sizes of the cache, as shares of the different full blocks of the trace: 0.01 is 1 %.",
+            help="Sizes of the cache, as shares of the different full blocks of the trace: 0.01 is 1 %."
+            f" Default: {FRACTIONS}.",
+            show_default=False,
         ),
-    ] = FRACTIONS,
+    ] = None,
     policies: Annotated[
         str,
         typer.Option(
@@ -112,11 +115,25 @@ def replay(
         disks = tuple(disk or ())
         served = ServingAsked(model, host_memory, disks, disk_queue, engine_blocks, rates, slower)
         if served.is_any:
+            refuse_both(fractions, html)
             names = serving_policies(policies_of(policies), were_given=ALL not in policies.split(","))
             replay_serving(reading, served, names, jobs_of(jobs), as_json)
             return
-        replay_fractions(
-            reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json, html
+        shares = fractions_of(FRACTIONS if fractions is None else fractions)
+        replay_fractions(reading, policies_of(policies), shares, jobs_of(jobs), as_json, html)
+
+
+def refuse_both(fractions: str | None, html: Path | None) -> None:
+    """Refuse what says something of shares of the blocks, where a whole server was asked for.
+
+    Raises:
+        ConfigError: Something was said.
+    """
+    if fractions is not None:
+        raise ConfigError("--fractions", fractions, "leave it out: the sizes of a server are --host-memory")
+    if html is not None:
+        raise ConfigError(
+            "--html", str(html), "leave it out: a page is of --fractions; --json has all figures"
         )
 
 
