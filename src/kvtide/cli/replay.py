@@ -117,7 +117,7 @@ def replay(
         if served.is_any:
             refuse_both(fractions, html)
             names = serving_policies(policies_of(policies), were_given=ALL not in policies.split(","))
-            replay_serving(reading, served, names, jobs_of(jobs), as_json)
+            replay_serving(reading, served, names, jobs_of(jobs), as_json, html)
             return
         shares = fractions_of(FRACTIONS if fractions is None else fractions)
         replay_fractions(reading, policies_of(policies), shares, jobs_of(jobs), as_json, html)
