@@ -4,7 +4,6 @@ Knows the options and what they may be; what is replayed and shown is in ``repla
 """
 
 from decimal import Decimal, InvalidOperation
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -115,26 +114,15 @@ def replay(
         disks = tuple(disk or ())
         served = ServingAsked(model, host_memory, disks, disk_queue, engine_blocks, rates, slower)
         if served.is_any:
-            refuse_both(fractions, html)
+            if fractions is not None:
+                raise ConfigError(
+                    "--fractions", fractions, "leave it out: a server's sizes are --host-memory"
+                )
             names = serving_policies(policies_of(policies), were_given=ALL not in policies.split(","))
             replay_serving(reading, served, names, jobs_of(jobs), as_json, html)
             return
         shares = fractions_of(FRACTIONS if fractions is None else fractions)
         replay_fractions(reading, policies_of(policies), shares, jobs_of(jobs), as_json, html)
-
-
-def refuse_both(fractions: str | None, html: Path | None) -> None:
-    """Refuse what says something of shares of the blocks, where a whole server was asked for.
-
-    Raises:
-        ConfigError: Something was said.
-    """
-    if fractions is not None:
-        raise ConfigError("--fractions", fractions, "leave it out: the sizes of a server are --host-memory")
-    if html is not None:
-        raise ConfigError(
-            "--html", str(html), "leave it out: a page is of --fractions; --json has all figures"
-        )
 
 
 def fractions_of(text: str) -> list[str]:

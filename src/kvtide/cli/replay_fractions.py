@@ -59,7 +59,7 @@ def replay_fractions(
 def as_plain(trace: Trace, found: Sweep) -> dict[str, Any]:
     """Put what came of it into plain types for JSON."""
     return {
-        "files": [str(file) for file in trace.files],
+        "traces": [str(file) for file in trace.files],
         "format": trace.format,
         "skipped_records": trace.skipped_count,
         "requests": found.request_count,

@@ -250,7 +250,7 @@ def _engine_blocks(asked: ServingAsked, setup: ServingSetup, requests: Sequence[
 def _plain(trace: Trace, setup: ServingSetup, found: Mapping[str, Sequence[ServingResult]]) -> dict[str, Any]:
     """Put what came of it into plain types for JSON."""
     return {
-        "files": [str(file) for file in trace.files],
+        "traces": [str(file) for file in trace.files],
         "format": trace.format,
         "skipped_records": trace.skipped_count,
         "bytes_per_token": setup.bytes_per_token,
