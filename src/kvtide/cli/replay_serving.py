@@ -164,12 +164,12 @@ def replay_serving(
             jobs = available_cores() if len(requests) * len(setups) >= WORTH_PROCESSES else 1
         results = serve_all(requests, setups, jobs, tick)
     found = {label: results[at * len(policies) : (at + 1) * len(policies)] for at, label in enumerate(sizes)}
+    if html is not None:
+        show_page(html, figures_of_serving(_plain(trace, base, found)))
     if as_json:
         print_json(_plain(trace, base, found))
     else:
         _print(base, found)
-    if html is not None:
-        show_page(html, figures_of_serving(_plain(trace, base, found)))
 
 
 def size_of(option: str, text: str, hint: str = "give a size such as 64GiB") -> int:
