@@ -49,7 +49,7 @@ REGISTRARS: dict[str, Callable[[], PageRegistrar]] = {"cuda": current_device}
 """Who makes host memory known to a device, where that is needed."""
 
 
-NOT_REGISTERED = "none of it could be registered with the device: raise the limit of locked memory (ulimit -l)"
+NOT_REGISTERED = "none of it could be registered with the device: raise the limit on locked memory"
 
 FIRST_SLOT_S = 60.0
 """So long the start waits for host memory that the device may reach."""

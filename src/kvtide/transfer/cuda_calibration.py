@@ -86,21 +86,28 @@ def measure_ways(
         scratch_bytes: How much of either memory is used.
 
     Raises:
-        CudaError: Something cannot be had, or does not end.
+        CudaError: Something cannot be had; nothing is under way.
+        RuntimeError: What was submitted does not end, so that its memory cannot be given back either.
     """
-    measured = {}
     stream = runtime.new_stream(urgent=False)
     events = [runtime.new_event(), runtime.new_event()]
-    try:
-        with runtime.device_memory(scratch_bytes) as device_address:
+    measured = {}
+    refused = None
+    with runtime.device_memory(scratch_bytes) as device_address:
+        try:
             for size in sizes:
                 at = np.arange(0, scratch_bytes - size + 1, 2 * size, dtype=np.int64)[:1024]
                 ends = (device_address + at, host_address + at)
                 source, target = ends if direction is Direction.STORE else ends[::-1]
                 plan = CopyPlan(source, target, np.full(len(at), size, dtype=np.int64))
                 measured[size] = _both_ways(runtime, device, stream, events, plan)
-    finally:
-        runtime.drop([stream], events)
+        except CudaError as error:
+            refused = error
+            # Nobody else may be given memory that a copy still writes into.
+            _drain(runtime, stream, events[1])
+    runtime.drop([stream], events)
+    if refused is not None:
+        raise refused
     return measured
 
 
@@ -123,6 +130,14 @@ def _both_ways(
                 best_s[way] = min(best_s[way], runtime.elapsed_s(begin, end))
     device.free_table(index)
     return Ways(*best_s)
+
+
+def _drain(runtime: CudaRuntime, stream: Stream, event: Event) -> None:
+    try:
+        runtime.record(event, stream)
+        _await(runtime, event)
+    except CudaError as error:
+        raise RuntimeError(f"the device does not end what it was given: {error}") from error
 
 
 def _await(runtime: CudaRuntime, event: Event) -> None:
