@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo restart-demo test test-tiers servers sim mutants kill-trial frozen-disk frozen-store check bench clean
+.PHONY: help setup demo restart-demo test test-tiers servers test-browser browser sim mutants kill-trial frozen-disk frozen-store check bench clean
 
 help: ## what can be run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -21,13 +21,19 @@ restart-demo: setup ## the same with a disk: the server is killed, started again
 	@$(BIN)/kvtide demo --restart
 
 test: setup ## units, the harness around vLLM's real scheduler, and the real engine
-	@$(BIN)/python -m pytest tests --ignore tests/servers
+	@$(BIN)/python -m pytest tests --ignore tests/servers --ignore tests/browser
 
 test-tiers: servers ## what lies below host memory, against real servers that it installs and starts
 	@$(BIN)/python -m pytest tests/tiers tests/servers
 
 servers: setup ## install the servers that test-tiers starts: Redis, Valkey, S3, JuiceFS, Mooncake
 	@scripts/servers.sh "$(VENV)"
+
+test-browser: browser ## the page of a replay, opened in a real Chromium; keeps pictures in build/browser
+	@$(BIN)/python -m pytest tests/browser
+
+browser: setup ## install Chromium and what drives it
+	@scripts/browser.sh "$(VENV)"
 
 sim: setup ## random walks over vLLM's real schedulers, with faults (STEPS=n, SEED=n)
 	@$(BIN)/python -m kvtide.vllm.testing.sim $(if $(STEPS),--steps $(STEPS),) $(if $(SEED),--seed $(SEED),)

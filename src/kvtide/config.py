@@ -12,7 +12,7 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import BaseModel, BeforeValidator, ByteSize, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -37,7 +37,8 @@ SIZE_HINT = "give a size such as 8GiB, 512MiB or a number of bytes"
 
 
 DEMOTIONS = Literal["at_once", "second_sight", "on_eviction"]
-POLICY_NAMES = Literal["lru", "arc"]
+POLICY_NAMES = Literal["lru", "arc", "s3fifo", "sieve", "lfu", "gdsf"]
+POLICY_HINT = f"known policies: {', '.join(get_args(POLICY_NAMES))}"
 
 
 class TierSettings(BaseModel):
@@ -115,11 +116,12 @@ class KVTideConfig(BaseModel):
         " continued, beside its end. More: fewer chunks are written. 0: from every chunk.",
         json_schema_extra={"hint": "give a whole number of tokens from 0 to 1048576"},
     )
-    eviction_policy: Literal["lru", "arc"] = Field(
+    eviction_policy: POLICY_NAMES = Field(
         default="lru",
-        description="Which chunk leaves when the pool is full: the least recently used (lru), or recency and"
-        " frequency in balance (arc). A chunk never leaves before what extends it.",
-        json_schema_extra={"hint": "known policies: lru, arc"},
+        description="Which chunk leaves when the pool is full: the least recently used (lru), recency and"
+        " frequency in balance (arc), or another policy, see policies.md. A chunk never leaves before what"
+        " extends it.",
+        json_schema_extra={"hint": POLICY_HINT},
     )
     store_policy: Literal["eager", "lazy"] = Field(
         default="eager",
@@ -206,7 +208,7 @@ class KVTideConfig(BaseModel):
     disk_eviction_policy: POLICY_NAMES = Field(
         default="lru",
         description="Which chunk leaves when the disk's limit is reached; see eviction_policy.",
-        json_schema_extra={"hint": "known policies: lru, arc"},
+        json_schema_extra={"hint": POLICY_HINT},
     )
     promotion_share: float = Field(
         default=0.25,
@@ -237,6 +239,18 @@ class KVTideConfig(BaseModel):
         json_schema_extra={
             "hint": 'give a JSON list such as [{"class": "directory", "options": {"path": "/mnt/kv"}}]'
         },
+    )
+    record_trace: str = Field(
+        default="",
+        description="File to write down what is asked: when, how many tokens, and salted hashes of blocks, no"
+        " text; for kvtide replay. Where it is there, a number is added to the name. Empty: none.",
+        json_schema_extra={"hint": "give a file in a folder that is there"},
+    )
+    record_trace_limit: ByteSize = Field(
+        default=ByteSize(1 << 30),
+        gt=0,
+        description="Bytes that the file of record_trace may take; then recording ends.",
+        json_schema_extra={"hint": SIZE_HINT},
     )
     prefault: bool = Field(
         default=True,

@@ -5,6 +5,7 @@
     ├── LayoutError             KV tensors of a shape nobody has verified
     ├── IllegalTransitionError  our bug; state unchanged
     ├── MissingChunkError       a chunk that was ready has gone; nothing was pinned
+    ├── TraceError              a record of a trace is none: names file, line and fault
     └── TierError               never fatal, ends as a miss
         ├── TierUnavailableError   refused, unreachable, past its deadline
         ├── TierFullError          no room; the store is skipped
@@ -48,6 +49,26 @@ class IllegalTransitionError(KVTideError):
 
 class MissingChunkError(KVTideError):
     """A chunk that should be ready is not; nothing was pinned."""
+
+
+class TraceError(KVTideError):
+    """A file is no trace, or a record of it is bad.
+
+    Args:
+        path: Of the file.
+        where: Line, or the record's place within a document; empty for the file itself.
+        fault: What is wrong with it.
+    """
+
+    def __init__(self, path: str, where: str, fault: str) -> None:
+        super().__init__(f"{path}, {where}: {fault}" if where else f"{path}: {fault}")
+        self.path = path
+        self.where = where
+        self.fault = fault
+
+    def __reduce__(self) -> tuple[type["TraceError"], tuple[str, str, str]]:
+        """Pickle by the three arguments; the default would pass the joined message alone."""
+        return type(self), (self.path, self.where, self.fault)
 
 
 class TierError(KVTideError):

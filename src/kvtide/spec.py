@@ -25,6 +25,7 @@ from kvtide.policies.named import POLICIES
 from kvtide.probing import Prober
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
+from kvtide.sim.traces.recorder import TraceRecorder
 from kvtide.spec_tiers import TierIdentity, prober_of, tier_plans, tier_seats
 from kvtide.tiers.named import check_tier
 from kvtide.transfer.cuda_devices import cuda_copier, current_device
@@ -155,6 +156,17 @@ class OffloadingSpec:
         ladder = Ladder(manager, lower) if lower else None
         prober = None if identity_of is None else self._prober(config, identity_of)
         return OffloadingConnectorScheduler(limits, manager, metrics, ladder, prober)
+
+    def recorder(self, geometry: KVGeometry, now_s: float) -> TraceRecorder | None:
+        """Begin to record what is asked; None where nobody wants it.
+
+        Raises:
+            ConfigError: The file cannot be made.
+        """
+        if not self.config.record_trace:
+            return None
+        block_tokens = geometry.finest.tokens_per_hash
+        return TraceRecorder(self.config.record_trace, block_tokens, self.config.record_trace_limit, now_s)
 
     def worker(
         self,

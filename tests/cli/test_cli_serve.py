@@ -166,9 +166,12 @@ def test_every_setting_is_an_option_and_reaches_the_connector(name: str) -> None
             "disk_demotion": "second_sight",
             "disk_eviction_policy": "arc",
             "promotion_share": 0.5,
+            "record_trace": "/var/log/trace.jsonl",
             "tiers": '[{"class": "my.Tier", "limit": "1GiB"}]',
         }
-        sizes = dict.fromkeys(("store_queue", "disk_limit", "disk_reserve", "disk_queue"), "5MiB")
+        sizes = dict.fromkeys(
+            ("store_queue", "disk_limit", "disk_reserve", "disk_queue", "record_trace_limit"), "5MiB"
+        )
         expected = {"host_memory": "7GiB", **sizes, **named}.get(name, 3)
         option = [option_of(name), str(expected)]
     needed = {"disk": ["--disk-limit", "9GiB"], "disk_limit": ["--disk", "/cache"]}.get(name, [])

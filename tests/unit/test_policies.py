@@ -149,7 +149,7 @@ def test_what_is_passed_over_for_long_is_found_by_asking_again(monkeypatch) -> N
     monkeypatch.setattr("kvtide.policies.recency.SCAN_LIMIT", 3)
     policy = LRUPolicy()
     for run in range(1, 12):
-        policy.inserted(run, 1, visit=run)
+        policy.inserted(run, 1, visit=run, depth=0)
         policy.touched(run, visit=run)
     policy.offer(11)
     policy.offer(10)

@@ -17,7 +17,7 @@ from kvtide.config import ENVIRONMENT_PREFIX, KVTideConfig
 from kvtide.transfer.memory import humanised
 
 PANEL = "Settings of kvtide"
-METAVARS = {"disk": "FOLDER", "promotion_share": "SHARE", "tiers": "JSON"}
+METAVARS = {"disk": "FOLDER", "record_trace": "FILE", "promotion_share": "SHARE", "tiers": "JSON"}
 NO_METAVAR = " "  # without one, typer writes <bool> behind a flag, which takes no value
 
 

@@ -315,7 +315,7 @@ class Catalog(Departures):
             self._kids[tier][tree.parent[node]] += 1
             self._remembered[tier].discard(node)
             if policy is not None:
-                policy.inserted(node, more, visit)
+                policy.inserted(node, more, visit, first)
             self._review_all(tree.parent[node])
         elif more > 0 and policy is not None:
             policy.grown(node, more)

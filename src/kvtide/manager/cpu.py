@@ -73,6 +73,7 @@ class CPUOffloadingManager(OffloadingManager):
         with_events: Whether anyone listens.
         groups: The KV cache groups.
         lower_policies: Of the tiers below, see ``Catalog``.
+        frees_ahead: Whether ``keep_room`` frees a few slots before they are needed. They hold nothing.
 
     Attributes:
         catalog: Which chunk is where, in every tier.
@@ -87,8 +88,10 @@ class CPUOffloadingManager(OffloadingManager):
         with_events: bool = False,
         groups: Sequence[CatalogGroup] = (CatalogGroup(),),
         lower_policies: Sequence[EvictionPolicy | None] = (),
+        frees_ahead: bool = True,
     ) -> None:
         self._policy = policy
+        self._frees_ahead = frees_ahead
         # An empty filter is false: ask for None.
         self._admission = ReuseFilter(1, 1) if admission is None else admission
         self._metrics = MetricsDelta() if metrics is None else metrics
@@ -141,7 +144,7 @@ class CPUOffloadingManager(OffloadingManager):
     def keep_room(self) -> None:
         """Free a few slots ahead, in large pieces, so that what is stored next lies together."""
         free, capacity = self._slots.free_count, self._slots.capacity
-        if free < 4 * capacity // (5 * ROOM_WANTED):
+        if self._frees_ahead and free < 4 * capacity // (5 * ROOM_WANTED):
             self._evict(capacity // ROOM_WANTED - free)
         if not self._runs_left:
             self.room_epoch += 1

@@ -57,7 +57,7 @@ class ARCPolicy:
         self._capacity = capacity
         self._target = min(self._target, capacity)
 
-    def inserted(self, run: int, count: int, visit: int) -> None:
+    def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
         self._cover(run)
         if self._where[run] in (_B1, _B2):
             self._recalled.discard(run)

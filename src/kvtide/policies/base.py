@@ -25,8 +25,15 @@ class EvictionPolicy(Protocol):
     def resize(self, capacity: int) -> None:
         """Note how many chunks there is room for."""
 
-    def inserted(self, run: int, count: int, visit: int) -> None:
-        """Take in a run of ``count`` chunks that have become resident. A use follows."""
+    def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
+        """Take in a run of ``count`` chunks that have become resident; a use follows.
+
+        Args:
+            run: Its number.
+            count: Chunks.
+            visit: Who has stored them.
+            depth: Chunks that lie before it in its prompt.
+        """
 
     def joins(self, run: int, visit: int) -> bool:
         """Say whether chunks inserted behind ``run`` now would have its history, once it was used."""

@@ -21,7 +21,7 @@ class LRUPolicy:
     def resize(self, capacity: int) -> None:
         """Recency knows no capacity."""
 
-    def inserted(self, run: int, count: int, visit: int) -> None:
+    def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
         self._links.cover(run)
         self._links.offered[run] = 0
         self._runs.push(run)

@@ -103,26 +103,47 @@ class RecencyList:
 
     def oldest(self) -> int | None:
         """Name the least recently used run that may leave; None when there is none within reach."""
-        offered, newer = self._links.offered, self._links.newer
-        while self._ripe:
-            run = self._ripe[0] & _MASK
-            if offered[run] and self._parked.get(run) == self._ripe[0] >> _BITS:
-                return run
-            heappop(self._ripe)
+        if self._ripe and (run := self.ripe()) is not None:
+            return run
+        offered = self._links.offered
         for _ in range(SCAN_LIMIT):
             run = self._oldest
             if not run:
                 return None
             if offered[run]:
                 return run
-            self._oldest = newer[run]
-            if self._oldest:
-                self._links.older[self._oldest] = _NIL
-            else:
-                self._newest = _NIL
-            self._parked_count += 1
-            self._parked[run] = self._parked_count
+            self.pass_over(run)
         return None
+
+    # -- for those who judge at the end whom they meet there ------------------------------------
+
+    @property
+    def last(self) -> int | None:
+        """The least recently used run that was not passed over, whether it may leave or not."""
+        return self._oldest or None
+
+    def ripe(self) -> int | None:
+        """Name the first of those that were passed over and may leave now."""
+        while self._ripe:
+            run = self._ripe[0] & _MASK
+            if self._links.offered[run] and self._parked.get(run) == self._ripe[0] >> _BITS:
+                return run
+            heappop(self._ripe)
+        return None
+
+    def pass_over(self, run: int) -> None:
+        """Park the ``last`` one."""
+        self._oldest = self._links.newer[run]
+        if self._oldest:
+            self._links.older[self._oldest] = _NIL
+        else:
+            self._newest = _NIL
+        self._parked_count += 1
+        self._parked[run] = self._parked_count
+
+    def is_parked(self, run: int) -> bool:
+        """Whether a run on this list was passed over and not used since."""
+        return run in self._parked
 
     def runs(self) -> list[int]:
         """List every run, the one to leave first in front; for checks."""

@@ -9,6 +9,8 @@ from kvtide.testing.ladder_days import LadderDay
 from kvtide.testing.lane_faults import CallFate, LanePlan
 from kvtide.testing.lazy_cuda import ForbiddenAccessError, LazyCuda
 from kvtide.testing.memory_tier import MemoryTier, Records
+from kvtide.testing.naive_fifo import NaiveS3FIFO, NaiveSieve
+from kvtide.testing.naive_greedy import NaiveGDSF, NaiveLFU
 from kvtide.testing.naive_host import NaiveHost
 from kvtide.testing.naive_ladder import NaiveLadder
 from kvtide.testing.naive_policies import NaiveARC, NaiveLRU, NaivePolicy
@@ -33,10 +35,14 @@ __all__ = [
     "LazyCuda",
     "MemoryTier",
     "NaiveARC",
+    "NaiveGDSF",
     "NaiveHost",
+    "NaiveLFU",
     "NaiveLRU",
     "NaiveLadder",
     "NaivePolicy",
+    "NaiveS3FIFO",
+    "NaiveSieve",
     "PolicyTests",
     "RandomDay",
     "Records",

@@ -162,9 +162,9 @@ class NaiveHost:
         for other in self.stores:
             if other.parent is store:
                 other.parent = None
-        for chunk, slot in zip(store.chunks, store.slots, strict=True):
+        for depth, (chunk, slot) in enumerate(zip(store.chunks, store.slots, strict=True), store.start):
             self.ready[chunk] = slot
-            self.policy.arrived(chunk, store.visit)
+            self.policy.arrived(chunk, store.visit, depth)
         self._touch(store.prefix, store.visit)
         self.policy.forget(self._name_extended)
 

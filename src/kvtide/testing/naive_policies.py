@@ -20,8 +20,8 @@ class NaivePolicy(Protocol):
     def resize(self, capacity: int) -> None:
         """Note how many chunks there is room for."""
 
-    def arrived(self, chunk: Chunk, visit: int) -> None:
-        """Note that a chunk is resident from now on; a use follows."""
+    def arrived(self, chunk: Chunk, visit: int, depth: int) -> None:
+        """Note that a chunk is resident from now on, ``depth`` others before it; a use follows."""
 
     def used(self, chunk: Chunk, visit: int) -> None:
         """Note a use of a resident chunk."""
@@ -42,7 +42,8 @@ class NaivePolicy(Protocol):
         """Chunks that have left and whose names are kept."""
 
 
-def _first(chunks: Iterable[Chunk], wanted: Callable[[Chunk], bool]) -> Chunk | None:
+def first_of(chunks: Iterable[Chunk], wanted: Callable[[Chunk], bool]) -> Chunk | None:
+    """Name the first of these chunks that is wanted."""
     return next((chunk for chunk in chunks if wanted(chunk)), None)
 
 
@@ -58,7 +59,7 @@ class NaiveLRU:
     def resize(self, capacity: int) -> None:
         """Recency knows no capacity."""
 
-    def arrived(self, chunk: Chunk, visit: int) -> None:
+    def arrived(self, chunk: Chunk, visit: int, depth: int) -> None:
         self.resident.append(chunk)
 
     def used(self, chunk: Chunk, visit: int) -> None:
@@ -66,7 +67,7 @@ class NaiveLRU:
         self.resident.append(chunk)
 
     def victim(self, may_leave: Callable[[Chunk], bool]) -> Chunk | None:
-        return _first(self.resident, may_leave)
+        return first_of(self.resident, may_leave)
 
     def left(self, chunk: Chunk) -> None:
         self.resident.remove(chunk)
@@ -112,7 +113,7 @@ class NaiveARC:
     def resize(self, capacity: int) -> None:
         self.c = capacity
 
-    def arrived(self, chunk: Chunk, visit: int) -> None:
+    def arrived(self, chunk: Chunk, visit: int, depth: int) -> None:
         if chunk in self.b1:  # case II
             self.b1.remove(chunk)
             self.t2.append(chunk)
@@ -134,7 +135,7 @@ class NaiveARC:
         self._last_visit[chunk] = visit
 
     def victim(self, may_leave: Callable[[Chunk], bool]) -> Chunk | None:  # REPLACE
-        return _first(self.t1 + self.t2 if len(self.t1) > self.p else self.t2 + self.t1, may_leave)
+        return first_of(self.t1 + self.t2 if len(self.t1) > self.p else self.t2 + self.t1, may_leave)
 
     def left(self, chunk: Chunk) -> None:
         if chunk in self.t1:
@@ -167,7 +168,7 @@ class NaiveARC:
                 names = self.b2 + self.b1
             else:
                 return gone
-            chunk = _first(names, lambda name: not extended(name))
+            chunk = first_of(names, lambda name: not extended(name))
             if chunk is None:
                 return gone
             (self.b1 if chunk in self.b1 else self.b2).remove(chunk)

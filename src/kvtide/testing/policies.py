@@ -126,7 +126,7 @@ class PolicyTests:
         policy.withdraw(B)
         policy.removed(A)
         assert _named(policy) is None
-        policy.inserted(A, 2, visit=8)
+        policy.inserted(A, 3, visit=8, depth=0)
         policy.touched(A, visit=8)
         assert _named(policy) is None, "nobody offered this one"
         policy.offer(A)
@@ -292,7 +292,7 @@ class PolicyTests:
 
 
 def _insert(policy: EvictionPolicy, run: int, count: int) -> None:
-    policy.inserted(run, count, visit=run)
+    policy.inserted(run, count, visit=run, depth=0)
     policy.touched(run, visit=run)
     policy.offer(run)
 

@@ -17,6 +17,7 @@ from kvtide.config import KVTideConfig, load_config
 from kvtide.jobs import OffloadingConnectorMetadata, OffloadingWorkerMetadata
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
+from kvtide.sim.traces.recorder import TraceRecorder
 from kvtide.spec import OffloadingSpec
 from kvtide.transfer.engine import OffloadingWorker
 from kvtide.vllm.compat import require_supported
@@ -88,6 +89,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._geometry = geometry_of(vllm_config, kv_cache_config, self._settings.blocks_per_chunk)
         self._metrics = MetricsDelta()
         self._scheduler: OffloadingConnectorScheduler | None = None
+        self._recorder: TraceRecorder | None = None
         self._worker: OffloadingWorker | None = None
         if role is KVConnectorRole.SCHEDULER:
             self._demand_recomputation()
@@ -105,6 +107,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
                 blocks_per_step(vllm_config, self._geometry),
                 partial(tier_identity_of, vllm_config, kv_cache_config, self._geometry),
             )
+            self._recorder = self._spec.recorder(self._geometry, time.monotonic())
         else:
             device = vllm_config.device_config.device_type
             self._spec.check_budget(device, kv_bytes_of(kv_cache_config))
@@ -176,7 +179,10 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             self._scheduler.bind_block_pool(gpu_block_pool)
 
     def on_new_request(self, request: "Request") -> None:
-        self._deciding.on_new_request(request, time.monotonic())
+        now_s = time.monotonic()
+        self._deciding.on_new_request(request, now_s)
+        if self._recorder is not None:
+            self._recorder.arrived(request.request_id, now_s)
 
     def get_num_new_matched_tokens(
         self, request: "Request", num_computed_tokens: int
@@ -207,7 +213,13 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     def request_finished_all_groups(
         self, request: "Request", block_ids: tuple[list[int], ...]
     ) -> tuple[bool, dict[str, Any] | None]:
-        self._deciding.request_finished_all_groups(request, block_ids, time.monotonic())
+        now_s = time.monotonic()
+        self._deciding.request_finished_all_groups(request, block_ids, now_s)
+        if self._recorder is not None:
+            prompt_tokens = request.num_prompt_tokens
+            output_tokens = request.num_tokens - prompt_tokens
+            hashes = request.block_hashes
+            self._recorder.ended(request.request_id, prompt_tokens, output_tokens, hashes, now_s)
         return False, None
 
     def request_finished(
@@ -284,6 +296,8 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
             worker.close()
         if self._scheduler is not None:
             self._scheduler.close()
+        if self._recorder is not None:
+            self._recorder.close()
 
 
 def _step(metadata: KVConnectorMetadata) -> OffloadingConnectorMetadata:
