@@ -222,6 +222,70 @@ def test_an_end_that_cannot_be_noted_is_not_reported(world: World) -> None:
     assert world.copiers[LOAD].poll() == []
 
 
+REGION_BYTES, REGIONS = 256, 16
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_whatever_goes_wrong_a_copy_is_reported_once_and_writes_nothing_after_that(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    world = World(seed, from_bytes=(0, 30, 1 << 20)[seed % 3])
+    chance, move = world.chance, world.cuda._move
+    holders: dict[tuple[Direction, int], int] = {}
+    reported: dict[int, bool] = {}
+    strays = []
+
+    def watched(piece: tuple[int, int, int], cost_s: Callable[[int], float]) -> None:
+        for direction, side in ((STORE, world.host_side), (LOAD, world.device_side)):
+            if 0 <= piece[0] - side.address < len(side.memory):
+                region = (piece[0] - side.address) // REGION_BYTES
+                if holders.get((direction, region), -1) in (*reported, -1):
+                    strays.append(piece)
+        move(piece, cost_s)
+
+    def poll() -> None:
+        for copier in world.copiers.values():
+            for outcome in copier.poll():
+                assert outcome.job_id not in reported
+                reported[outcome.job_id] = outcome.success
+
+    monkeypatch.setattr(world.cuda, "_move", watched)
+    for name in ("copy_pieces", "move_pieces", "let_wait"):
+        world.cuda.fails[name] = {call for call in range(200) if chance.random() < 0.1}
+    for job_id in range(60):
+        direction, region = chance.choice((STORE, LOAD)), chance.randrange(REGIONS)
+        if holders.get((direction, region), job_id) not in {job_id, *reported}:
+            continue
+        holders[direction, region] = job_id
+        begin, size = region * REGION_BYTES, REGION_BYTES // 8
+        pieces = [(begin + at, begin + at, size) for at in range(0, REGION_BYTES, size)]
+        source, target = world.ends(direction)
+        plan = plan_of([(source.address + a, target.address + b, size) for a, b, size in pieces])
+        world.copiers[direction].submit(JobId(job_id), plan, chance.choice((60.0, -1.0)))
+        stream = world.copiers[direction]._stream
+        world.cuda.held ^= {stream} if chance.random() < 0.3 else set()
+        if chance.random() < 0.3:
+            world.copiers[direction].cancel([JobId(job_id)])
+        if chance.random() < 0.5:
+            poll()
+    world.cuda.held.clear()
+    for copier in world.copiers.values():
+        assert copier.wait(list(map(JobId, range(60))), 20.0)
+    poll()
+    assert reported.keys() >= set(holders.values())
+    world.cuda.run()
+    assert strays == []
+    assert set(reported.values()) == {True, False}
+    world.close()
+
+
+def test_an_end_that_the_runtime_refuses_is_no_error(world: World) -> None:
+    world.cuda.fails["drop"] = {1}
+    world.close()
+    assert len(world.cuda.registered) == 3
+    world.copiers = {}
+
+
 def test_nothing_is_written_after_the_end(world: World) -> None:
     for at in range(0, 3000, 500):
         world.copy(LOAD, [(at, at, 400)])

@@ -46,8 +46,8 @@ def test_ranges_meet_when_a_byte_is_in_both(one: list[tuple[int, int]], other: l
 def test_copies_conflict_when_one_writes_what_the_other_touches(
     source: int, target: int, conflict: bool
 ) -> None:
-    one = Touched.by(plan_of([(0, 100, 100)]))  # reads 0 to 100, writes 100 to 200
-    other = Touched.by(plan_of([(source, target, 10)]))
+    one = Touched(plan_of([(0, 100, 100)]))  # reads 0 to 100, writes 100 to 200
+    other = Touched(plan_of([(source, target, 10)]))
     assert one.conflicts(other) == conflict
     assert other.conflicts(one) == conflict
 

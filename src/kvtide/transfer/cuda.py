@@ -116,7 +116,7 @@ class CudaCopier:
         if self._direction is Direction.LOAD:
             self.forward_ended()
         now_s = time.monotonic()
-        touched = Touched.by(plan)
+        touched = Touched(plan)
         from_bytes = self._device.engine_from_bytes[self._direction] if self._device.has_table else 0
         copy = _Copy(
             job_id,
@@ -173,9 +173,7 @@ class CudaCopier:
             if time.monotonic() > complain_s:
                 complain_s += COMPLAIN_S
                 logger.error("copies %s do not end; the end waits for them", sorted(self._open))
-        if self._device.broken is None:
-            self._runtime.drop([self._stream], [self._forward])
-        self._device.close(self)
+        self._device.close(self, [self._stream], [self._forward])
 
     # -- inside -----------------------------------------------------------------------------------
 

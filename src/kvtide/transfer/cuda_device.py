@@ -14,7 +14,7 @@ import numpy as np
 
 from kvtide.jobs import Direction
 from kvtide.transfer.cuda_order import Touched
-from kvtide.transfer.cuda_runtime import CudaError, CudaRuntime, Event
+from kvtide.transfer.cuda_runtime import CudaError, CudaRuntime, Event, Stream
 from kvtide.transfer.cuda_ways import PORTION_PIECES
 from kvtide.transfer.plans import CopyPlan
 
@@ -191,12 +191,16 @@ class CudaDevice:
         if any(self.engine_from_bytes.values()):
             self.open_tables()
 
-    def close(self, copier: Advancing) -> None:
-        """Forget a direction that has ended; with the last one everything shared goes."""
+    def close(self, copier: Advancing, streams: list[Stream], events: list[Event]) -> None:
+        """Forget a direction that has ended, and what it used; with the last one everything shared goes."""
         self.copiers.remove(copier)
-        if self.copiers:
+        if not self.copiers:
+            events, self._events = events + self._events, []
+        if self.broken is not None:
             return
-        if self.broken is None:
+        if not self.copiers:
             self.close_tables()
-            self.runtime.drop([], self._events)
-        self._events = []
+        try:
+            self.runtime.drop(streams, events)
+        except CudaError as error:
+            logger.error("not all of a copier could be given back: %s", error)

@@ -5,6 +5,7 @@ they share, are in no order at all.
 """
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Self
 
 import numpy as np
@@ -41,17 +42,25 @@ class Ranges:
         return bool(((before > 0) & (many.reach[before - 1] > few.begin)).any())
 
 
-@dataclass(frozen=True, slots=True)
 class Touched:
-    """What a copy reads and what it writes."""
+    """What a copy reads and what it writes; sorted when somebody asks, as most copies are alone.
 
-    read: Ranges
-    written: Ranges
+    Args:
+        plan: Of the copy.
+    """
 
-    @classmethod
-    def by(cls, plan: CopyPlan) -> Self:
-        """Take all pieces of a plan."""
-        return cls(Ranges.of(plan.source, plan.size), Ranges.of(plan.target, plan.size))
+    def __init__(self, plan: CopyPlan) -> None:
+        self._plan = plan
+
+    @cached_property
+    def read(self) -> Ranges:
+        """Bytes of all sources."""
+        return Ranges.of(self._plan.source, self._plan.size)
+
+    @cached_property
+    def written(self) -> Ranges:
+        """Bytes of all targets."""
+        return Ranges.of(self._plan.target, self._plan.size)
 
     def conflicts(self, other: Self) -> bool:
         """Say whether the order of the two copies can be seen in the bytes."""

@@ -115,7 +115,9 @@ class HostPool:
             if self._closing.is_set():
                 return
             end = min(begin + piece_bytes, self.byte_count)
-            if not self._touch(begin, end) or not self._register(begin, end):
+            parts = range(begin, end, PIECE_BYTES)
+            touched = all(self._touch(part, min(part + PIECE_BYTES, end)) for part in parts)
+            if not touched or not self._register(begin, end):
                 logger.error(
                     "host_memory: the machine gave %d of %d MiB; the pool stays at that size",
                     begin >> 20,
