@@ -131,7 +131,7 @@ def test_a_whole_server_is_shown_over_its_host_memory(tmp_path: Path) -> None:
     ]
     said = "".join(found.shown).replace("\u00a0", " ")
     assert "day.jsonl · 100 requests · 900 blocks asked for" in said
-    assert "The most that was tried is 25.00 %: lru, with 64 GiB." in said
+    assert "The best that was tried hits 25.00 %: lru, with 64 GiB." in said
     assert "unbounded" not in said.lower()
 
 
@@ -183,7 +183,7 @@ def test_nothing_is_loaded(tmp_path: Path) -> None:
     ("unbounded", "said"),
     [
         (0.32, "Nine tenths of that take 10 % of its memory with arc."),
-        (0.9, "The most that was tried is 29.45 %: arc, with 10 % of its memory."),
+        (0.9, "The best that was tried hits 29.45 %: arc, with 10 % of its memory."),
     ],
 )
 def test_the_headline_says_how_much_memory_is_enough(unbounded: float, said: str) -> None:
@@ -193,9 +193,15 @@ def test_the_headline_says_how_much_memory_is_enough(unbounded: float, said: str
     )
 
 
-def test_an_optimum_alone_is_no_advice() -> None:
-    alone = curves_of({"hit_ratio": {"optimum": {"0.1": 0.5}}, "unbounded": 0.5})
-    assert headline(alone).endswith("of the blocks asked for.")
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"hit_ratio": {"optimum": {"0.1": 0.5}}, "unbounded": 0.5},
+        {"hit_ratio": {"lru": {"0.1": 0.0}}, "unbounded": 0.0},
+    ],
+)
+def test_an_optimum_alone_is_no_advice_and_nothing_to_hit_neither(figures: dict[str, object]) -> None:
+    assert headline(curves_of(figures)).endswith("of the blocks asked for.")
 
 
 @pytest.mark.parametrize(

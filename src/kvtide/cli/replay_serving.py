@@ -16,8 +16,8 @@ from kvtide.cli.replay_page import show_page
 from kvtide.cli.replay_reading import Reading, shown
 from kvtide.config import KVTideConfig
 from kvtide.errors import ConfigError
-from kvtide.sim.fractions import available_cores
 from kvtide.sim.model_bytes import bytes_per_token
+from kvtide.sim.processes import available_cores
 from kvtide.sim.serving import ServingSetup, TierSetup, policy_names
 from kvtide.sim.serving_curves import figures_of_serving
 from kvtide.sim.serving_media import MediumRates
@@ -164,12 +164,12 @@ def replay_serving(
             jobs = available_cores() if len(requests) * len(setups) >= WORTH_PROCESSES else 1
         results = serve_all(requests, setups, jobs, tick)
     found = {label: results[at * len(policies) : (at + 1) * len(policies)] for at, label in enumerate(sizes)}
+    if html is not None:
+        show_page(html, figures_of_serving(_plain(trace, base, found)))
     if as_json:
         print_json(_plain(trace, base, found))
     else:
         _print(base, found)
-    if html is not None:
-        show_page(html, figures_of_serving(_plain(trace, base, found)))
 
 
 def size_of(option: str, text: str, hint: str = "give a size such as 64GiB") -> int:

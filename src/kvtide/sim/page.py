@@ -30,6 +30,7 @@ _STYLE = f"""
 .scroll thead tr:first-child th {{ font-weight: 600; }}
 .scroll thead tr:last-child th {{ border-bottom: 1px solid var(--line); padding-bottom: .3rem; }}
 .scroll th:first-child {{ position: sticky; left: 0; background: Canvas; }}
+.scroll th:first-child {{ max-width: 40vw; overflow: hidden; text-overflow: ellipsis; }}
 .swatch {{ display: inline-block; width: .7em; height: .7em; border-radius: .15em; margin-right: .5em; }}
 .best {{ font-weight: 700; }} .bound th, .bound td {{ color: color-mix(in srgb, CanvasText 70%, Canvas); }}
 code {{ overflow-wrap: anywhere; }}
@@ -118,12 +119,12 @@ def headline(curves: Curves) -> str:
     if curves.unbounded is not None:
         said = f"A cache that forgets nothing hits {_percent(curves.unbounded)} of the blocks asked for. "
         for capacity, ratio, policy in best:
-            if policy and ratio >= ENOUGH * curves.unbounded:
+            if policy and ratio >= ENOUGH * curves.unbounded > 0:
                 return f"{said}Nine tenths of that take {_size(curves, capacity)} with {policy}."
     capacity, ratio, policy = max(best, key=lambda one: one[1])
-    if not policy:
+    if not policy or curves.unbounded == 0:
         return said.rstrip()
-    return f"{said}The most that was tried is {_percent(ratio)}: {policy}, with {_size(curves, capacity)}."
+    return f"{said}The best that was tried hits {_percent(ratio)}: {policy}, with {_size(curves, capacity)}."
 
 
 def _legend(curves: Curves) -> str:
