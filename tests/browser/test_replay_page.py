@@ -1,10 +1,12 @@
 """The page of a replay, opened in a real Chromium: what a reader sees, and what the page may not do."""
 
+import functools
 import itertools
 import math
 import re
 import struct
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +33,7 @@ HITS = {
 FIGURES: dict[str, Any] = {
     "hit_ratio": HITS,
     "unbounded": 0.3819,
-    "files": ["conversation.jsonl.gz"],
+    "traces": ["conversation.jsonl.gz"],
     "requests": 12_031,
     "accesses": 276_491,
     "unique_blocks": 170_899,
@@ -43,7 +45,8 @@ FIGURES: dict[str, Any] = {
     "command": "kvtide replay conversation.jsonl.gz --html page.html",
 }
 LINES = {"hits": len(PERCENT) + 1, "ttft": 2, "writes": 1}
-SCREENS = list(itertools.product((1280, 390), ("light", "dark")))
+DESK, PHONE = 1280, 390
+SCREENS = list(itertools.product((DESK, PHONE), ("light", "dark")))
 LEAST_CONTRAST = 4.5  # WCAG 2.1, level AA, for text of this size
 HOSTILE = (
     '</script><script>alert(1)</script><img src="https://kvtide.invalid/x" onerror="alert(2)"><b>bold</b>'
@@ -57,19 +60,25 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return file
 
 
-@pytest.fixture(scope="module", params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
-def screen(path: Path, opened: Open, request: pytest.FixtureRequest) -> Iterator[tuple[str, Opened]]:
-    """One opening for all tests that only look: a second or two each."""
-    width, scheme = request.param
-    with opened(path, width, scheme) as page:
-        yield f"{width}-{scheme}", page
-
-
 @pytest.fixture(scope="module")
-def desk(path: Path, opened: Open) -> Iterator[Opened]:
-    """A wide screen, for tests that leave it as it was."""
-    with opened(path) as page:
-        yield page
+def at_screen(path: Path, opened: Open) -> Iterator[Callable[[int, str], Opened]]:
+    """Open the page once on each screen, for all tests that leave it as it was: an opening takes a second."""
+    with ExitStack() as pages:
+        yield functools.cache(
+            lambda width, scheme: pages.enter_context(opened(path, width, scheme, finger=width == PHONE))
+        )
+
+
+@pytest.fixture(params=SCREENS, ids=lambda screen: f"{screen[0]}-{screen[1]}")
+def screen(
+    at_screen: Callable[[int, str], Opened], request: pytest.FixtureRequest
+) -> tuple[int, str, Opened]:
+    return (*request.param, at_screen(*request.param))
+
+
+@pytest.fixture
+def desk(at_screen: Callable[[int, str], Opened]) -> Opened:
+    return at_screen(DESK, "light")
 
 
 def drawn(page: Opened, chart: str) -> list[list[tuple[float, float]]]:
@@ -118,14 +127,14 @@ def contrast(one: str, other: str) -> float:
     return (light + 0.05) / (dark + 0.05)
 
 
-def test_it_opens_without_a_word_and_asks_the_network_for_nothing(screen: tuple[str, Opened]) -> None:
-    name, page = screen
+def test_it_opens_without_a_word_and_asks_the_network_for_nothing(screen: tuple[int, str, Opened]) -> None:
+    width, scheme, page = screen
     assert [len(drawn(page, chart)) for chart in LINES] == list(LINES.values())
     assert page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    picture = page.keep_picture(f"replay-{name}.png")
+    picture = page.keep_picture(f"replay-{width}-{scheme}.png")
     assert page.trouble == []
     assert page.requests == [page.address]
-    assert struct.unpack(">I", picture.read_bytes()[16:20]) == (int(name.split("-")[0]),)
+    assert struct.unpack(">I", picture.read_bytes()[16:20]) == (width,)
 
 
 def test_every_curve_has_an_extent_and_its_marks_stand_where_the_figures_are(desk: Opened) -> None:
@@ -167,9 +176,7 @@ def test_it_does_so_without_scripts_too(path: Path, opened: Open) -> None:
         assert "the tables have the same figures" in page.page.locator("noscript").inner_text()
 
 
-@pytest.mark.parametrize("chart", LINES)
-def test_titles_names_and_labels_can_be_read(screen: tuple[str, Opened], chart: str) -> None:
-    _, page = screen
+def can_be_read(page: Opened, chart: str) -> None:
     paper = page.page.eval_on_selector(".scroll th", "(one) => getComputedStyle(one).backgroundColor")
     (frame,) = page.boxes(f"#{chart} .svg-container")
     for selector in (".xtitle", ".ytitle", ".xtick text", ".ytick text", ".legendtext"):
@@ -188,6 +195,35 @@ def test_titles_names_and_labels_can_be_read(screen: tuple[str, Opened], chart: 
         "td, th, p", "(all) => all.map((one) => getComputedStyle(one).color)"
     ):
         assert contrast(ink, paper) >= LEAST_CONTRAST, (ink, paper)
+
+
+@pytest.mark.parametrize("chart", LINES)
+def test_titles_names_and_labels_can_be_read(screen: tuple[int, str, Opened], chart: str) -> None:
+    can_be_read(screen[2], chart)
+
+
+def test_a_whole_server_is_drawn_over_its_host_memory(tmp_path: Path, opened: Open) -> None:
+    sizes = {"16GiB": 16 << 30, "64GiB": 64 << 30, "256GiB": 256 << 30, "1TiB": 1 << 40}
+    figures = {
+        "hit_ratio": {name: dict.fromkeys(sizes, 0.1) for name in ("lru", "adaptive")},
+        "memory_bytes": sizes,
+        "ttft_s": {"lru": {size: {"p50": 0.2, "p95": 1.5} for size in sizes}},
+        "written_per_day": {"lru": {size: {"host": 9e12, "disk": 2.5e12} for size in sizes}},
+    }
+    write_page(tmp_path / "page.html", curves_of(figures))
+    with opened(tmp_path / "page.html") as page:
+        for width in (DESK, PHONE):
+            page.page.set_viewport_size({"width": width, "height": 900})
+            for chart in ("hits", "ttft", "wear"):
+                frame = page.page.locator(f"#{chart} .main-svg").first
+                expect(frame).to_have_js_property("clientWidth", min(width, 62 * 16 + 32) - 32)
+                assert len(drawn(page, chart)) == 2
+                can_be_read(page, chart)
+            assert page.texts("#hits .xtick text") == ["16 GiB", "64 GiB", "256 GiB", "1 TiB"]
+            assert page.texts("#hits .xtitle") == ["host memory (log)"]
+            assert page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+            page.keep_picture(f"replay-serving-{width}.png")
+        assert page.trouble == []
 
 
 def test_pointing_at_a_capacity_shows_every_value_there(desk: Opened) -> None:
@@ -223,11 +259,10 @@ def test_it_follows_the_screen_when_it_turns_dark_or_narrow(path: Path, opened: 
         assert page.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
-def test_a_finger_on_a_chart_scrolls_the_page(path: Path, opened: Open, desk: Opened) -> None:
-    mode = "() => document.querySelector('#hits .js-plotly-plot').layout.dragmode"
-    with opened(path, 390, finger=True) as phone:
-        assert phone.page.evaluate(mode) is False
-    assert desk.page.evaluate(mode) == "zoom"
+def test_a_finger_on_a_chart_scrolls_the_page_and_a_mouse_zooms(screen: tuple[int, str, Opened]) -> None:
+    width, _, page = screen
+    mode = page.page.evaluate("document.querySelector('#hits .js-plotly-plot').layout.dragmode")
+    assert mode == (False if width == PHONE else "zoom")
 
 
 def test_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path, opened: Open) -> None:
@@ -235,7 +270,7 @@ def test_names_are_shown_as_they_are_and_do_nothing(tmp_path: Path, opened: Open
     figures = {
         "hit_ratio": {HOSTILE: rows, "<i>x</i>": rows, "optimum": rows},
         "ttft_s": {HOSTILE: {"0.1": {HOSTILE: 0.1}}},
-        "files": [HOSTILE],
+        "traces": [HOSTILE],
         "command": HOSTILE,
         "unbounded": 0.4,
     }

@@ -41,6 +41,28 @@ def test_the_page_says_what_the_json_says(trace: Path, tmp_path: Path) -> None:
     assert "chats.jsonl · 20 requests · 40 blocks asked for · 20 different blocks" in page
 
 
+def test_a_whole_server_has_its_page_over_host_memory(trace: Path, tmp_path: Path) -> None:
+    html = tmp_path / "page.html"
+    asked = ("--model", 1024, "--host-memory", "64MiB,16MiB", "--disk", "1GiB@1GB/s", "--policies", "lru")
+    result = run(trace, *asked, "--json", "--html", html)
+    assert result.exit_code == 0, result.output
+    found = json.loads(result.stdout)["results"]
+    page = html.read_text(encoding="utf-8").replace("\u00a0", " ")
+    rows = {
+        name: re.findall("<td>([^<]*)</td>", cells)
+        for name, cells in re.findall(
+            r'<tr><th scope="row">(?:<span[^>]*></span>)?([^<]*)</th>(.*)</tr>', page
+        )
+    }
+    sizes = ("16MiB", "64MiB")
+    assert rows["lru p95"] == [f"{found[size]['lru']['ttft_s']['p95']:.3f}" for size in sizes]
+    written = [found[size]["lru"]["written_bytes_per_day"]["disk"] / 1e9 for size in sizes]
+    assert rows["lru disk"] == [f"{amount:,.1f}" for amount in written]
+    hits = [100 * found[size]["lru"]["block_hit_ratio"] for size in sizes]
+    assert rows["lru"] == [f"{percent:.2f} %" for percent in hits]
+    assert min(hits) > 0
+
+
 def test_a_page_is_written_over_and_without_json_the_table_is_still_there(
     trace: Path, tmp_path: Path
 ) -> None:

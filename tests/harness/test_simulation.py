@@ -25,12 +25,13 @@ def found(configurations: list[Configuration], steps: int = 600) -> set[str]:
 
 
 def test_a_short_simulation_breaks_no_promise() -> None:
-    total = sim.simulate(sim.plan(CONFIGURATIONS, 1, 150 * len(CONFIGURATIONS), 150), 1)
+    some = CONFIGURATIONS[::3]
+    total = sim.simulate(sim.plan(some, 1, 150 * len(some), 150), 1)
     assert total.failures == []
     report = total.report
     assert report.token_steps >= 0.6 * report.steps
-    assert report.loads > 200
-    assert report.hit_tokens > 2000
+    assert report.loads > 100
+    assert report.hit_tokens > 1000
 
 
 def test_a_walk_is_repeated_by_its_seed() -> None:

@@ -29,7 +29,7 @@ COMMON = settings(
     suppress_health_check=list(HealthCheck),
     phases=(Phase.generate, Phase.shrink),  # explaining costs as many runs as all the rest
 )
-settings.register_profile("machine", COMMON, max_examples=200, derandomize=True)
+settings.register_profile("machine", COMMON, max_examples=150, derandomize=True)
 settings.register_profile("machine-long", COMMON, max_examples=20_000, stateful_step_count=80)
 
 PROFILE = os.environ.get("HYPOTHESIS_PROFILE", "machine")

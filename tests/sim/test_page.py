@@ -13,6 +13,7 @@ from kvtide.errors import ConfigError
 from kvtide.sim import charts
 from kvtide.sim.curves import Curves, curves_of
 from kvtide.sim.page import headline, write_page
+from kvtide.sim.serving_curves import figures_of_serving
 
 HITS = {
     "lru": {"0.005": 0.0458, "0.1": 0.2882, "0.02": 0.0801},
@@ -88,7 +89,7 @@ def test_a_capacity_is_said_in_bytes_and_blocks_where_they_are_known(tmp_path: P
 
 def test_what_was_replayed_is_named_without_its_folder_and_never_at_length(tmp_path: Path) -> None:
     many = [f"/home/somebody/week/{day}.jsonl" for day in range(1004)]
-    said = "".join(read(tmp_path, FIGURES | {"files": many, "requests": 12_031}).shown)
+    said = "".join(read(tmp_path, FIGURES | {"traces": many, "requests": 12_031}).shown)
     assert "0.jsonl · 1.jsonl · 2.jsonl · 1,001 files more · 12,031 requests" in said
     assert "somebody" not in said
 
@@ -96,6 +97,42 @@ def test_what_was_replayed_is_named_without_its_folder_and_never_at_length(tmp_p
 def test_blocks_are_counted_as_a_person_would() -> None:
     curves = curves_of({"hit_ratio": {"lru": {"0.29": 0.1}}, "unbounded": 0.1, "unique_blocks": 100})
     assert curves.blocks_at("0.29") == 29
+
+
+SERVED = {
+    "traces": ["day.jsonl"],
+    "results": {
+        size: {
+            policy: {
+                "request_count": 100,
+                "prompt_blocks": 900,
+                "block_hit_ratio": ratio,
+                "ttft_s": {"p50": 0.5 - ratio, "p95": 1.0, "p99": 2.0, "mean": 0.6},
+                "written_bytes_per_day": {"host": 3e12, "disk": 1.5e12},
+            }
+            for policy in ("lru", "arc")
+        }
+        for size, ratio in (("64GiB", 0.25), ("8GiB", 0.125))
+    },
+}
+
+
+def test_a_whole_server_is_shown_over_its_host_memory(tmp_path: Path) -> None:
+    found = read(tmp_path, figures_of_serving(SERVED))
+    assert found.tables["hits-table"] == [
+        ["memory", "8 GiB", "64 GiB"],
+        ["lru", "12.50 %", "25.00 %"],
+        ["arc", "12.50 %", "25.00 %"],
+    ]
+    assert found.tables["ttft-table"][1:3] == [["lru p50", "0.375", "0.250"], ["lru p95", "1.000", "1.000"]]
+    assert found.tables["wear-table"][3:] == [
+        ["arc host", "3,000.0", "3,000.0"],
+        ["arc disk", "1,500.0", "1,500.0"],
+    ]
+    said = "".join(found.shown).replace("\u00a0", " ")
+    assert "day.jsonl · 100 requests · 900 blocks asked for" in said
+    assert "The best that was tried hits 25.00 %: lru, with 64 GiB." in said
+    assert "unbounded" not in said.lower()
 
 
 def test_times_and_writes_have_tables_of_their_own_and_what_is_missing_is_a_dash(tmp_path: Path) -> None:
@@ -114,13 +151,13 @@ def test_times_and_writes_have_tables_of_their_own_and_what_is_missing_is_a_dash
 
 
 def test_names_are_text_wherever_they_come_from(tmp_path: Path) -> None:
-    clean = read(tmp_path, FIGURES | {"files": ["t"], "command": "c"})
+    clean = read(tmp_path, FIGURES | {"traces": ["t"], "command": "c"})
     rows = {"0.005": 0.1, "0.1": 0.2}
     hostile = {
         "hit_ratio": {HOSTILE: rows, "optimum": rows},
         "writes_per_access": {HOSTILE: rows},
         "ttft_s": {HOSTILE: {"0.1": {HOSTILE: 0.1}}},
-        "files": [HOSTILE.replace("/", ""), "half a letter \udc80"],
+        "traces": [HOSTILE.replace("/", ""), "half a letter \udc80"],
         "command": HOSTILE,
         "unbounded": 0.4,
     }
@@ -146,7 +183,7 @@ def test_nothing_is_loaded(tmp_path: Path) -> None:
     ("unbounded", "said"),
     [
         (0.32, "Nine tenths of that take 10 % of its memory with arc."),
-        (0.9, "The most that was tried is 29.45 %: arc, with 10 % of its memory."),
+        (0.9, "The best that was tried hits 29.45 %: arc, with 10 % of its memory."),
     ],
 )
 def test_the_headline_says_how_much_memory_is_enough(unbounded: float, said: str) -> None:
@@ -156,9 +193,15 @@ def test_the_headline_says_how_much_memory_is_enough(unbounded: float, said: str
     )
 
 
-def test_an_optimum_alone_is_no_advice() -> None:
-    alone = curves_of({"hit_ratio": {"optimum": {"0.1": 0.5}}, "unbounded": 0.5})
-    assert headline(alone).endswith("of the blocks asked for.")
+@pytest.mark.parametrize(
+    "figures",
+    [
+        {"hit_ratio": {"optimum": {"0.1": 0.5}}, "unbounded": 0.5},
+        {"hit_ratio": {"lru": {"0.1": 0.0}}, "unbounded": 0.0},
+    ],
+)
+def test_an_optimum_alone_is_no_advice_and_nothing_to_hit_neither(figures: dict[str, object]) -> None:
+    assert headline(curves_of(figures)).endswith("of the blocks asked for.")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +210,8 @@ def test_an_optimum_alone_is_no_advice() -> None:
         ({}, "hit_ratio"),
         ({"hit_ratio": {}, "unbounded": 0.1}, "hit_ratio"),
         ({"hit_ratio": {"lru": {}}, "unbounded": 0.1}, "no policy has a figure"),
-        ({"hit_ratio": HITS}, "unbounded"),
+        (FIGURES | {"memory_bytes": {"1GiB": 1 << 30}}, "capacity '0.005' is not among memory_bytes"),
+        (FIGURES | {"memory_bytes": {"0.005": 0}}, "memory_bytes.0.005 = 0"),
         (FIGURES | {"unbounded": 1.01}, "unbounded = 1.01"),
         (FIGURES | {"unbounded": True}, "unbounded = True"),
         ({"hit_ratio": {"lru": {"0.1": float("nan")}}, "unbounded": 0.1}, "hit_ratio.lru.0.1 = nan"),

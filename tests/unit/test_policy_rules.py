@@ -199,8 +199,8 @@ def test_what_may_leave_and_may_not_in_turns_takes_no_memory(policy: GreedyDual)
 
 @pytest.mark.parametrize("make", [S3FIFOPolicy, SievePolicy, LFUPolicy, GDSFPolicy])
 def test_no_search_looks_at_more_than_it_may(make, monkeypatch) -> None:
-    for module in ("recency", "s3fifo", "sieve", "greedy_dual"):
-        monkeypatch.setattr(f"kvtide.policies.{module}.SCAN_LIMIT", 3)
+    for limit in ("recency.SCAN_LIMIT", "s3fifo.SCAN_LIMIT", "sieve.SCAN_LIMIT", "greedy_dual.RAISE_LIMIT"):
+        monkeypatch.setattr(f"kvtide.policies.{limit}", 3)
     policy = make()
     policy.resize(100)
     for number in range(1, 12):

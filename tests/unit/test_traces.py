@@ -69,6 +69,22 @@ def test_a_bailian_chat_is_one_session_and_a_partial_block_may_have_a_number_or_
     assert requests[0].block_tokens == 16
 
 
+def test_bailian_s_numbers_are_chained_whether_they_were_or_not(tmp_path: Path) -> None:
+    records = [
+        BAILIAN | {"input_length": 16 * len(numbers), "hash_ids": numbers}
+        for numbers in ([1, 2, 3, 4], [1, 2, 5, 4], [2, 3], [7, 7, 7, 7])
+    ]
+    path = write_lines(tmp_path / "trace.jsonl", records)
+    one, other, third, same = (set(request.block_hashes) for request in read_trace(path))
+    assert len(one & other) == 2
+    assert one.isdisjoint(third)
+    assert len(same) == 4
+    coarse = [request.block_hashes for request in read_trace(path, options=TraceOptions(block_tokens=32))]
+    assert [len(hashes) for hashes in coarse] == [2, 2, 1, 2]
+    assert coarse[0][0] == coarse[1][0]
+    assert coarse[0][1] != coarse[1][1]
+
+
 def test_an_agent_s_record_says_its_session_and_its_block_size(tmp_path: Path) -> None:
     (request,) = read_trace(write_lines(tmp_path / "trace.jsonl", [AGENT]))
     assert (request.session, request.block_tokens, len(request.block_hashes)) == ("d80534", 16, 2)
@@ -176,7 +192,7 @@ def test_what_a_file_is_packed_in_makes_no_difference_whatever_its_name(tmp_path
 @pytest.mark.parametrize("packing", ["gzip", "zstd"])
 @pytest.mark.parametrize("damage", ["cut", "flipped"])
 def test_a_packed_file_that_is_damaged_is_no_shorter_trace(tmp_path: Path, packing: str, damage: str) -> None:
-    lines = [json.dumps(MOONCAKE | {"timestamp": 7919 * at}).encode() for at in range(20_000)]
+    lines = [json.dumps(MOONCAKE | {"timestamp": 7919 * at}).encode() for at in range(6_000)]
     packed = bytearray(PACKINGS[packing](b"\n".join(lines)))
     if damage == "cut":
         del packed[-100:]
@@ -186,7 +202,7 @@ def test_a_packed_file_that_is_damaged_is_no_shorter_trace(tmp_path: Path, packi
     with pytest.raises(TraceError, match=r"line [0-9]+: "):
         list(read_trace(path, "mooncake"))
     trace = read_trace(path, "mooncake", "skip")
-    assert len(list(trace)) < 20_000
+    assert len(list(trace)) < 6_000
     assert trace.skipped_count >= 1
 
 
@@ -200,6 +216,18 @@ def test_several_files_are_servers_beside_each_other_whose_numbers_mean_differen
     assert [request.arrival_s for request in requests] == pytest.approx([0, 0, 0.01, 0.01, 0.02, 0.02])
     blocks = Counter(block_hash for request in requests for block_hash in request.block_hashes)
     assert sorted(blocks.values()) == [3, 3, 3, 3]
+
+
+def test_files_can_be_parts_of_one_trace(tmp_path: Path) -> None:
+    for name, first in (("part-1.jsonl", 5000), ("part-2.jsonl", 6000)):
+        write_lines(tmp_path / name, [MOONCAKE | {"timestamp": first + at} for at in (0, 20)])
+    continued = TraceOptions(continued=True)
+    requests = list(read_trace(tmp_path, options=continued))
+    assert [request.arrival_s for request in requests] == pytest.approx([0, 0.02, 1, 1.02])
+    assert len({block_hash for request in requests for block_hash in request.block_hashes}) == 2
+    parts = [tmp_path / "part-2.jsonl", tmp_path / "part-1.jsonl"]
+    with pytest.raises(TraceError, match=r"part-1\.jsonl, line 1: came at 5\.000 s, after one of 6\.020 s"):
+        list(read_trace(parts, options=continued))
 
 
 def test_blocks_can_be_read_coarser_and_prefixes_are_shared_as_before(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def test_of_very_many_faults_all_are_counted_and_some_are_kept(tmp_path: Path) -
         assert (trace.skipped_count, len(trace.faults[0].first)) == (500, 20)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(
     line=st.one_of(
         st.binary(max_size=60).filter(lambda text: b"\n" not in text),

@@ -48,12 +48,12 @@ def replay_fractions(
             note(
                 f"--fractions {fraction} of {found.unique_count:,} different blocks is none: nothing can hit"
             )
+    if html is not None:
+        show_page(html, as_plain(trace, found))
     if as_json:
         print_json(as_plain(trace, found))
     else:
         _print(found)
-    if html is not None:
-        show_page(html, as_plain(trace, found))
 
 
 def as_plain(trace: Trace, found: Sweep) -> dict[str, Any]:

@@ -5,18 +5,21 @@ Knows options, tables and JSON; what is served is ``kvtide.sim.serving``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import ByteSize, TypeAdapter, ValidationError
 
 from kvtide.cli.folders import bar, counted, print_json, show_under, table, tell
+from kvtide.cli.replay_page import show_page
 from kvtide.cli.replay_reading import Reading, shown
 from kvtide.config import KVTideConfig
 from kvtide.errors import ConfigError
-from kvtide.sim.fractions import available_cores
 from kvtide.sim.model_bytes import bytes_per_token
+from kvtide.sim.processes import available_cores
 from kvtide.sim.serving import ServingSetup, TierSetup, policy_names
+from kvtide.sim.serving_curves import figures_of_serving
 from kvtide.sim.serving_media import MediumRates
 from kvtide.sim.serving_queue import EngineLimits
 from kvtide.sim.serving_rates import known_rates, rates_named
@@ -131,7 +134,12 @@ class ServingAsked:
 
 
 def replay_serving(
-    reading: Reading, asked: ServingAsked, policies: Sequence[str], jobs: int | None, as_json: bool
+    reading: Reading,
+    asked: ServingAsked,
+    policies: Sequence[str],
+    jobs: int | None,
+    as_json: bool,
+    html: Path | None = None,
 ) -> None:
     """Serve a trace and show what came of it.
 
@@ -141,6 +149,7 @@ def replay_serving(
         policies: Names of ``policy_names``.
         jobs: Processes at once; None for one a core, where that is worth it.
         as_json: For programs.
+        html: File for a page.
 
     Raises:
         KVTideError: It cannot be read, or not be served so.
@@ -155,6 +164,8 @@ def replay_serving(
             jobs = available_cores() if len(requests) * len(setups) >= WORTH_PROCESSES else 1
         results = serve_all(requests, setups, jobs, tick)
     found = {label: results[at * len(policies) : (at + 1) * len(policies)] for at, label in enumerate(sizes)}
+    if html is not None:
+        show_page(html, figures_of_serving(_plain(trace, base, found)))
     if as_json:
         print_json(_plain(trace, base, found))
     else:

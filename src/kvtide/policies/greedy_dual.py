@@ -16,6 +16,9 @@ from heapq import heapify, heappop, heappush, heapreplace
 from kvtide.policies.lru import ALL
 from kvtide.policies.recency import SCAN_LIMIT
 
+RAISE_LIMIT = SCAN_LIMIT // 4
+"""Entries raised or dropped in one search at most: each takes a few times what passing over a run does."""
+
 Entry = tuple[int, int, int]
 """Key, when it was last used, run."""
 
@@ -88,7 +91,7 @@ class GreedyDual:
 
     def victim(self) -> tuple[int, int] | None:
         heap = self._heap
-        for _ in range(SCAN_LIMIT):
+        for _ in range(RAISE_LIMIT):
             if not heap:
                 return None
             entry = heap[0]

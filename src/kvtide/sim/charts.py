@@ -30,6 +30,9 @@ COLOURS = {
 }
 OTHER_COLOURS = ("#3c9dcc", "#5c9e6f", "#b0596b", "#6f7fb0")
 SYMBOLS = ("circle", "square", "diamond", "triangle-up", "triangle-down", "x", "pentagon", "star")
+DASHES = ("solid", "dot", "dash", "longdash")
+SHARE_TITLE = "capacity (% of unique blocks, log)"
+SIZE_TITLE = "host memory (log)"
 LEADING = "adaptive"
 HEIGHT_PX = 470
 LONGEST_LABEL = 40
@@ -38,6 +41,10 @@ LEAST_TICK_GAPS = (0.08, 0.25)
 
 NO_BREAK = "\u00a0"
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+
+
+Parted = Mapping[str, Mapping[str, Mapping[str, float]]]
+"""Policy, capacity, percentile or tier: a figure."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,9 @@ class Curve:
 def hits(curves: Curves) -> "Figure":
     """Draw hits over capacity, in percent, below what no cache can pass."""
     drawn = [_of_policy(curves, name, _percent(row)) for name, row in curves.hit_ratio.items()]
-    everywhere = dict.fromkeys(curves.capacities, 100 * curves.unbounded)
-    drawn.append(Curve("unbounded", everywhere, BOUND_COLOUR, BOUND_SYMBOL, "dot", 2))
+    if curves.unbounded is not None:
+        everywhere = dict.fromkeys(curves.capacities, 100 * curves.unbounded)
+        drawn.append(Curve("unbounded", everywhere, BOUND_COLOUR, BOUND_SYMBOL, "dot", 2))
     return _figure(curves, drawn, "block accesses that hit (%)", ".2f", " %")
 
 
@@ -75,26 +83,36 @@ def writes(curves: Curves) -> "Figure":
     return _figure(curves, drawn, "blocks written per block asked for", ".3f", "")
 
 
+def written_per_day(curves: Curves) -> "Figure":
+    """Draw what each tier is written, in units of 10^9 bytes as disks are sold."""
+    scaled = {
+        name: {at: {tier: size / 1e9 for tier, size in tiers.items()} for at, tiers in row.items()}
+        for name, row in curves.written_per_day.items()
+    }
+    return _figure(curves, _by_part(curves, scaled), "written a day (GB)", ",.1f", " GB")
+
+
 def first_tokens(curves: Curves) -> "Figure":
     """Draw times to first token, a line to each policy and percentile."""
-    drawn = []
-    for name, row in curves.ttft_s.items():
-        for percentile, dash in zip(percentiles(curves), _dashes(len(percentiles(curves))), strict=True):
-            values = {capacity: times[percentile] for capacity, times in row.items() if percentile in times}
-            drawn.append(_of_policy(curves, name, values, f"{name} {percentile}", dash))
-    return _figure(curves, drawn, "time to first token (s)", ".3~s", "s")
+    return _figure(curves, _by_part(curves, curves.ttft_s), "time to first token (s)", ".3~s", "s")
 
 
-def percentiles(curves: Curves) -> tuple[str, ...]:
-    """List the percentiles there are, in the order given."""
-    return tuple(dict.fromkeys(key for row in curves.ttft_s.values() for at in row.values() for key in at))
+def parts(table: Parted) -> tuple[str, ...]:
+    """List the percentiles or tiers there are, in the order given."""
+    return tuple(dict.fromkeys(part for row in table.values() for at in row.values() for part in at))
 
 
 def colour_of(curves: Curves, policy: str) -> str:
     """Give a policy its colour: a known one its own, any other one that is free."""
     if policy in COLOURS:
         return COLOURS[policy]
-    names = [name for table in (curves.hit_ratio, curves.writes_per_access, curves.ttft_s) for name in table]
+    tables: tuple[Mapping[str, object], ...] = (
+        curves.hit_ratio,
+        curves.writes_per_access,
+        curves.written_per_day,
+        curves.ttft_s,
+    )
+    names = [name for table in tables for name in table]
     others = list(dict.fromkeys(name for name in names if name not in COLOURS and name != OPTIMUM))
     return OTHER_COLOURS[others.index(policy) % len(OTHER_COLOURS)] if policy in others else BOUND_COLOUR
 
@@ -102,10 +120,8 @@ def colour_of(curves: Curves, policy: str) -> str:
 def capacity_lines(curves: Curves, capacity: str) -> list[str]:
     """Write a capacity in every unit known: ``["0.5 %", "66.7 GiB"]``."""
     size_bytes = curves.bytes_at(capacity)
-    return [
-        f"{100 * float(capacity):g}{NO_BREAK}%",
-        *([] if size_bytes is None else [size_label(size_bytes)]),
-    ]
+    share = [] if curves.memory_bytes else [f"{100 * float(capacity):g}{NO_BREAK}%"]
+    return [*share, *([] if size_bytes is None else [size_label(size_bytes)])]
 
 
 def size_label(size_bytes: int) -> str:
@@ -143,11 +159,26 @@ def _of_policy(
     return Curve(label or name, values, colour_of(curves, name), symbol, dash, 3 if name == LEADING else 1.6)
 
 
+def _by_part(curves: Curves, table: Parted) -> list[Curve]:
+    drawn = []
+    for name, row in table.items():
+        for index, part in enumerate(parts(table)):
+            values = {capacity: at[part] for capacity, at in row.items() if part in at}
+            drawn.append(_of_policy(curves, name, values, f"{name} {part}", DASHES[index % len(DASHES)]))
+    return drawn
+
+
+def _x(curves: Curves, capacity: str) -> float:
+    """Percent, or GiB where capacities are sizes."""
+    place = curves.place_of(capacity)
+    return float(place / (1 << 30) if curves.memory_bytes else 100 * place)
+
+
 def _figure(curves: Curves, drawn: Sequence[Curve], y_title: str, y_format: str, y_unit: str) -> "Figure":
     go = plotly_objects()
     figure = go.Figure()
     for curve in drawn:
-        x = [100 * float(capacity) for capacity in curves.capacities]
+        x = [_x(curves, capacity) for capacity in curves.capacities]
         y = [curve.values.get(capacity) for capacity in curves.capacities]
         figure.add_trace(
             go.Scatter(
@@ -183,9 +214,9 @@ def _layout(curves: Curves, y_title: str) -> dict[str, Any]:
             **grid,
             **wide,
             "type": "log",
-            "title": {"text": "capacity (% of unique blocks, log)", "standoff": 12},
+            "title": {"text": SIZE_TITLE if curves.memory_bytes else SHARE_TITLE, "standoff": 12},
             "tickangle": 0,
-            "ticksuffix": " %",
+            "ticksuffix": " GiB" if curves.memory_bytes else " %",
             "hoverformat": ".3~f",
             "spikecolor": BOUND_COLOUR,
             "spikethickness": 1,
@@ -204,7 +235,7 @@ def _layout(curves: Curves, y_title: str) -> dict[str, Any]:
 
 def _ticks(curves: Curves, least_gap: float) -> dict[str, list[float] | list[str]]:
     """Choose whose labels find room: the first, the last, and those between that are far enough off."""
-    places = [math.log(float(capacity)) for capacity in curves.capacities]
+    places = [math.log(_x(curves, capacity)) for capacity in curves.capacities]
     least = least_gap * (places[-1] - places[0])
     chosen = [0]
     for index, place in enumerate(places[1:-1], 1):
@@ -214,14 +245,10 @@ def _ticks(curves: Curves, least_gap: float) -> dict[str, list[float] | list[str
         chosen.append(len(places) - 1)
     shown = [curves.capacities[index] for index in chosen]
     return {
-        "tickvals": [100 * float(capacity) for capacity in shown],
+        "tickvals": [_x(curves, capacity) for capacity in shown],
         "ticktext": ["<br>".join(capacity_lines(curves, capacity)) for capacity in shown],
     }
 
 
 def _percent(row: Mapping[str, float]) -> dict[str, float]:
     return {capacity: 100 * ratio for capacity, ratio in row.items()}
-
-
-def _dashes(count: int) -> list[str]:
-    return [("solid", "dot", "dash", "longdash")[index % 4] for index in range(count)]

@@ -3,7 +3,7 @@
 Knows HTML. Takes pictures from ``kvtide.sim.charts``; computes nothing.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -30,6 +30,7 @@ _STYLE = f"""
 .scroll thead tr:first-child th {{ font-weight: 600; }}
 .scroll thead tr:last-child th {{ border-bottom: 1px solid var(--line); padding-bottom: .3rem; }}
 .scroll th:first-child {{ position: sticky; left: 0; background: Canvas; }}
+.scroll th:first-child {{ max-width: 40vw; overflow: hidden; text-overflow: ellipsis; }}
 .swatch {{ display: inline-block; width: .7em; height: .7em; border-radius: .15em; margin-right: .5em; }}
 .best {{ font-weight: 700; }} .bound th, .bound td {{ color: color-mix(in srgb, CanvasText 70%, Canvas); }}
 code {{ overflow-wrap: anywhere; }}
@@ -59,11 +60,12 @@ _FIT = """<script>
 _SCRIPTLESS = (
     '<noscript><p class="note">The curves need JavaScript; the tables have the same figures.</p></noscript>'
 )
-_READ = (
-    "Point at a curve for its values, click a name to hide it, drag to zoom and double-click to go back. "
-    "A capacity is a share of the different blocks of the trace. The optimum knows what will be asked for "
-    "(Belady's rule, prefixes kept whole), so no policy passes it; unbounded is a cache that forgets nothing."
+_READ = "Point at a curve for its values, click a name to hide it, drag to zoom, double-click to go back."
+_SHARE = "A capacity is a share of the different blocks of the trace."
+_OPTIMUM = (
+    "The optimum knows what will be asked for (Belady's rule, prefixes kept whole), so no policy passes it."
 )
+_UNBOUNDED = "Unbounded is a cache that forgets nothing."
 
 
 def write_page(path: Path, curves: Curves) -> None:
@@ -79,12 +81,14 @@ def write_page(path: Path, curves: Curves) -> None:
         f"<p><strong>{text(headline(curves))}</strong></p>",
         _SCRIPTLESS,
         *_section("hits", "Hits", charts.hits(curves), _hits(curves)),
-        f'<p class="note">{text(_READ)}</p>',
+        f'<p class="note">{text(_legend(curves))}</p>',
     ]
     if curves.ttft_s:
         body += _section("ttft", "Time to first token", charts.first_tokens(curves), _first_tokens(curves))
     if curves.writes_per_access:
         body += _section("writes", "Writes", charts.writes(curves), _writes(curves))
+    if curves.written_per_day:
+        body += _section("wear", "Written a day", charts.written_per_day(curves), _written_per_day(curves))
     command = charts.shortened(curves.command, LONGEST_COMMAND)
     made_by = f"<footer><p>Made by <code>{text(command)}</code></p></footer>"
     body += [_FIT, *([made_by] if curves.command else [])]
@@ -99,7 +103,7 @@ def facts(curves: Curves) -> list[str]:
         (curves.accesses, "blocks asked for"),
         (curves.unique_blocks, "different blocks"),
     ]
-    names = [Path(file).name for file in curves.files]
+    names = [Path(file).name for file in curves.traces]
     if len(names) > MOST_NAMES:
         names[MOST_NAMES:] = [f"{len(names) - MOST_NAMES:,} files more"]
     said = [*names, *(f"{count:,} {what}" for count, what in counted if count is not None)]
@@ -110,15 +114,28 @@ def facts(curves: Curves) -> list[str]:
 
 def headline(curves: Curves) -> str:
     """Say how much memory is worth having, and with which policy."""
-    said = f"A cache that forgets nothing hits {_percent(curves.unbounded)} of the blocks asked for."
     best = [(capacity, *_best(curves, capacity)) for capacity in curves.capacities]
-    for capacity, ratio, policy in best:
-        if policy and ratio >= ENOUGH * curves.unbounded:
-            return f"{said} Nine tenths of that take {_size(curves, capacity)} with {policy}."
+    said = ""
+    if curves.unbounded is not None:
+        said = f"A cache that forgets nothing hits {_percent(curves.unbounded)} of the blocks asked for. "
+        for capacity, ratio, policy in best:
+            if policy and ratio >= ENOUGH * curves.unbounded > 0:
+                return f"{said}Nine tenths of that take {_size(curves, capacity)} with {policy}."
     capacity, ratio, policy = max(best, key=lambda one: one[1])
-    if not policy:
-        return said
-    return f"{said} The most that was tried is {_percent(ratio)}: {policy}, with {_size(curves, capacity)}."
+    if not policy or curves.unbounded == 0:
+        return said.rstrip()
+    return f"{said}The best that was tried hits {_percent(ratio)}: {policy}, with {_size(curves, capacity)}."
+
+
+def _legend(curves: Curves) -> str:
+    return " ".join(
+        [
+            _READ,
+            *([] if curves.memory_bytes else [_SHARE]),
+            *([_OPTIMUM] if OPTIMUM in curves.hit_ratio else []),
+            *([_UNBOUNDED] if curves.unbounded is not None else []),
+        ]
+    )
 
 
 def _best(curves: Curves, capacity: str) -> tuple[float, str]:
@@ -132,6 +149,8 @@ def _best(curves: Curves, capacity: str) -> tuple[float, str]:
 
 def _size(curves: Curves, capacity: str) -> str:
     share, *size = charts.capacity_lines(curves, capacity)
+    if curves.memory_bytes:
+        return share
     return f"{share} of its memory" + "".join(f" ({known})" for known in size)
 
 
@@ -158,22 +177,31 @@ def _hits(curves: Curves) -> str:
     if OPTIMUM in curves.hit_ratio:
         optimum = [_percent(curves.hit_ratio[OPTIMUM].get(capacity)) for capacity in curves.capacities]
         rows.append(_row(OPTIMUM, charts.BOUND_COLOUR, optimum, bound=True))
-    unbounded = [_percent(curves.unbounded)] * len(curves.capacities)
-    rows.append(_row("unbounded", charts.BOUND_COLOUR, unbounded, bound=True))
+    if curves.unbounded is not None:
+        unbounded = [_percent(curves.unbounded)] * len(curves.capacities)
+        rows.append(_row("unbounded", charts.BOUND_COLOUR, unbounded, bound=True))
     return _table(curves, "hits", "Block accesses that hit; the most at each capacity is bold", rows)
 
 
 def _first_tokens(curves: Curves) -> str:
-    rows = [
+    return _table(curves, "ttft", "Seconds to the first token", _by_part(curves, curves.ttft_s, _amount))
+
+
+def _written_per_day(curves: Curves) -> str:
+    rows = _by_part(curves, curves.written_per_day, _gigabytes)
+    return _table(curves, "wear", "GB written a day, by tier, if every day were like this", rows)
+
+
+def _by_part(curves: Curves, table: charts.Parted, written: Callable[[float | None], str]) -> list[str]:
+    return [
         _row(
-            f"{name} {percentile}",
+            f"{name} {part}",
             charts.colour_of(curves, name),
-            [_seconds(row.get(capacity, {}).get(percentile)) for capacity in curves.capacities],
+            [written(row.get(capacity, {}).get(part)) for capacity in curves.capacities],
         )
-        for name, row in curves.ttft_s.items()
-        for percentile in charts.percentiles(curves)
+        for name, row in table.items()
+        for part in charts.parts(table)
     ]
-    return _table(curves, "ttft", "Seconds to the first token", rows)
 
 
 def _writes(curves: Curves) -> str:
@@ -200,8 +228,9 @@ def _table(curves: Curves, name: str, caption: str, rows: Sequence[str]) -> str:
 def _heads(curves: Curves) -> str:
     """Say each capacity in every unit known, a row to each."""
     lines = [charts.capacity_lines(curves, capacity) for capacity in curves.capacities]
-    rows = dict(zip(("capacity", "memory"), zip(*lines, strict=True), strict=False))
-    if curves.unique_blocks is not None:
+    names = ("memory",) if curves.memory_bytes else ("capacity", "memory")
+    rows = dict(zip(names, zip(*lines, strict=True), strict=False))
+    if not curves.memory_bytes and curves.unique_blocks is not None:
         rows["blocks"] = tuple(f"{curves.blocks_at(capacity):,}" for capacity in curves.capacities)
     return "".join(
         f'<tr><th scope="row">{name}</th>' + "".join(f'<th scope="col">{cell}</th>' for cell in row) + "</tr>"
@@ -226,12 +255,12 @@ def _percent(ratio: float | None) -> str:
     return NOTHING if ratio is None else f"{100 * ratio:.2f}{charts.NO_BREAK}%"
 
 
-def _seconds(time_s: float | None) -> str:
-    return NOTHING if time_s is None else f"{time_s:.3f}"
-
-
 def _amount(amount: float | None) -> str:
     return NOTHING if amount is None else f"{amount:.3f}"
+
+
+def _gigabytes(size_bytes: float | None) -> str:
+    return NOTHING if size_bytes is None else f"{size_bytes / 1e9:,.1f}"
 
 
 def _library() -> str:

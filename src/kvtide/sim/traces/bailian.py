@@ -1,12 +1,14 @@
 """Traces of Alibaba's Bailian: https://github.com/alibaba-edu/qwen-bailian-usagetraces-anon.
 
-J. Wang et al., "KVCache Cache in the Wild", ATC 2025. A request a line, blocks of 16 tokens, and of each turn
-of a chat the turn before it: a chat's session is its first turn.
+J. Wang et al., "KVCache Cache in the Wild", ATC 2025. A request a line, blocks of 16 tokens, the last one
+numbered though it is not full, and of each turn of a chat the turn before it: a chat's session is its first
+turn. That a number stands for what is before its block, too, is nowhere said, so numbers are chained here.
 """
 
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvtide.sim.traces.block_names import ChainedNames
 from kvtide.sim.traces.faults import Faults
 from kvtide.sim.traces.numbered import (
     BlockTokens,
@@ -42,7 +44,7 @@ class BailianRecord(Record):
 
 
 def read_bailian(path: Path, space: int, options: TraceOptions, faults: Faults) -> Iterator[Found]:
-    """Read a file of this format; arguments as for ``read_numbered``."""
+    """Read a file of this format; numbers of different ``space`` are different blocks."""
     sessions: dict[int, int] = {}
 
     def parse(line: bytes) -> Numbered:
@@ -60,4 +62,4 @@ def read_bailian(path: Path, space: int, options: TraceOptions, faults: Faults) 
             str(session),
         )
 
-    return read_numbered(path, space, options, faults, LastBlock.EITHER, parse)
+    return read_numbered(path, ChainedNames(space), options, faults, LastBlock.EITHER, parse)

@@ -66,7 +66,7 @@ class _Growing:
 
 
 def read_kv_events(path: Path, space: int, options: TraceOptions, faults: Faults) -> Iterator[Found]:
-    """Read a file of this format; arguments as for ``read_numbered``, though hashes need no ``space``."""
+    """Read a file of this format; hashes are of contents and need no ``space``."""
     reading = _Reading(options, faults)
     for number, line, _ in read_lines(path, faults):
         where = line_of(number)

@@ -7,6 +7,7 @@ have a number.
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvtide.sim.traces.block_names import NumberedNames
 from kvtide.sim.traces.faults import Faults
 from kvtide.sim.traces.numbered import (
     BlockTokens,
@@ -34,8 +35,8 @@ class AgentRecord(Record):
 
 
 def read_lmcache_agent(path: Path, space: int, options: TraceOptions, faults: Faults) -> Iterator[Found]:
-    """Read a file of this format; arguments as for ``read_numbered``."""
-    return read_numbered(path, space, options, faults, LastBlock.LEFT_OUT, _parse)
+    """Read a file of this format; numbers of different ``space`` are different blocks."""
+    return read_numbered(path, NumberedNames(space), options, faults, LastBlock.LEFT_OUT, _parse)
 
 
 def _parse(line: bytes) -> Numbered:

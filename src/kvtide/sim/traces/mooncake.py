@@ -8,6 +8,7 @@ full. Traces that others have made in this format say their ``block_size`` where
 from collections.abc import Iterator
 from pathlib import Path
 
+from kvtide.sim.traces.block_names import NumberedNames
 from kvtide.sim.traces.faults import Faults
 from kvtide.sim.traces.numbered import (
     BlockTokens,
@@ -36,8 +37,8 @@ class MooncakeRecord(Record):
 
 
 def read_mooncake(path: Path, space: int, options: TraceOptions, faults: Faults) -> Iterator[Found]:
-    """Read a file of this format; arguments as for ``read_numbered``."""
-    return read_numbered(path, space, options, faults, LastBlock.NUMBERED, _parse)
+    """Read a file of this format; numbers of different ``space`` are different blocks."""
+    return read_numbered(path, NumberedNames(space), options, faults, LastBlock.NUMBERED, _parse)
 
 
 def _parse(line: bytes) -> Numbered:

@@ -71,8 +71,10 @@ def full_blocks(number_count: int, prompt_tokens: int, block_tokens: int, last: 
     begun = -(-prompt_tokens // block_tokens)
     due = {LastBlock.NUMBERED: (begun,), LastBlock.LEFT_OUT: (full,), LastBlock.EITHER: (full, begun)}[last]
     if number_count not in due:
-        counted = "1 is due" if due[0] == 1 else f"{due[0]} are due"
-        raise ValueError(f"hash_ids: {number_count} ids for {prompt_tokens} tokens, {counted}")
+        counts = sorted(set(due))
+        verb = "is" if counts == [1] else "are"
+        shown = " or ".join(map(str, counts))
+        raise ValueError(f"hash_ids: {number_count} ids for {prompt_tokens} tokens, {shown} {verb} due")
     return full
 
 
@@ -84,7 +86,7 @@ def named(record: Numbered, last: LastBlock, names: BlockNames, options: TraceOp
     """
     full = full_blocks(len(record.numbers), record.prompt_tokens, record.block_tokens, last)
     step = options.step(record.block_tokens)
-    hashes = names.of(record.numbers[step - 1 : full : step])
+    hashes = names.of(record.numbers[:full], step)
     if (again := twice(hashes)) is not None:
         raise ValueError(
             f"hash_ids: {int.from_bytes(hashes[again][4:])} twice in one prompt, ids must be chained"
@@ -101,7 +103,7 @@ def named(record: Numbered, last: LastBlock, names: BlockNames, options: TraceOp
 
 def read_numbered(
     path: Path,
-    space: int,
+    names: BlockNames,
     options: TraceOptions,
     faults: Faults,
     last: LastBlock,
@@ -111,13 +113,12 @@ def read_numbered(
 
     Args:
         path: Of the file.
-        space: Of its numbers.
+        names: What becomes of its numbers.
         options: See there.
         faults: Where bad records go.
         last: See ``LastBlock``.
         parse: A line to what it says; raises ``ValueError``, of which ``ValidationError`` is one.
     """
-    names = BlockNames(space)
     for number, line, _ in read_lines(path, faults):
         try:
             request = named(parse(line), last, names, options)

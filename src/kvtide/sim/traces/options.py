@@ -22,6 +22,8 @@ class TraceOptions:
         tokenizer: For prompts as text: a tokenizer's file or folder, ``bytes`` for one token a byte, or a
             function from text to token ids.
         interval_s: Between prompts that do not say when they came.
+        continued: Several files are parts of one trace, in the order in which they are listed, or in a folder
+            in that of their names: times and numbers of blocks go on from one to the next.
         pause_s: In a stream of KV events, a request that has stored nothing for so long has ended.
 
     Raises:
@@ -34,6 +36,7 @@ class TraceOptions:
     tokenizer: str | Tokenizer | None = None
     interval_s: float = 1.0
     pause_s: float = 5.0
+    continued: bool = False
 
     def __post_init__(self) -> None:
         if self.block_tokens is not None and self.block_tokens < 1:

@@ -61,7 +61,7 @@ class PromptRecord(Record):
 
 
 def read_prompts(path: Path, space: int, options: TraceOptions, faults: Faults) -> Iterator[Found]:
-    """Read a file of this format; arguments as for ``read_numbered``, though hashes need no ``space``.
+    """Read a file of this format; hashes are of contents and need no ``space``.
 
     Raises:
         ConfigError: No tokenizer was given and one is needed, or there is none of that name.

@@ -8,13 +8,13 @@ import heapq
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 from typing import get_args
 
 from kvtide.errors import ConfigError, TraceError
 from kvtide.sim.traces.faults import Faults, OnError
 from kvtide.sim.traces.formats import FORMATS, READERS, RECORDING, SESSIONS, format_of
-from kvtide.sim.traces.numbered import Found
 from kvtide.sim.traces.options import TraceOptions
 from kvtide.sim.traces.recording import began_s
 from kvtide.sim.traces.request import TraceRequest
@@ -37,8 +37,8 @@ def read_trace(
     Args:
         paths: A file, a folder (every ``.json`` and ``.jsonl`` in it, packed or not) or several of them.
             Several files are traces of servers beside each other: each begins at 0, kvtide's own recordings
-            when they began; numbers of blocks mean something in their own file. Sessions of WEKA make one
-            trace together.
+            when they began; numbers of blocks mean something in their own file; all this unless they are said
+            to be ``continued``. Sessions of WEKA make one trace together.
         format: One of ``FORMATS``; None to tell by how the first file begins.
         on_error: What becomes of bad records: ``stop`` raises the first, ``skip`` counts them.
         options: What else there is to say.
@@ -76,7 +76,6 @@ class Trace:
     """
 
     def __init__(self, files: Sequence[Path], format: str, on_error: OnError, options: TraceOptions) -> None:
-
         self.files = tuple(files)
         self.format = format
         self.faults: tuple[Faults, ...] = ()
@@ -99,17 +98,19 @@ class Trace:
         if self.format == SESSIONS:
             # In order already, and counted from the beginning of the span that was asked for.
             return (request for _, request in read_sessions(self.files, self._options, self.faults))
-        shifts_s = self._shifts_s()
+        if self._options.continued:
+            return _in_order(chain.from_iterable(self._found(faults, 0) for faults in self.faults), None)
         several = [
-            _in_order(self._found(space), self.faults[space], shifts_s[space])
-            for space in range(len(self.files))
+            _in_order(self._found(faults, space), shift_s)
+            for space, (faults, shift_s) in enumerate(zip(self.faults, self._shifts_s(), strict=True))
         ]
-        return (
-            heapq.merge(*several, key=lambda request: request.arrival_s) if len(several) > 1 else several[0]
-        )
+        if len(several) == 1:
+            return several[0]
+        return heapq.merge(*several, key=lambda request: request.arrival_s)
 
-    def _found(self, space: int) -> Iterator[Found]:
-        return READERS[self.format](self.files[space], space, self._options, self.faults[space])
+    def _found(self, faults: Faults, space: int) -> Iterator[tuple[Faults, str, TraceRequest]]:
+        for where, request in READERS[self.format](faults.path, space, self._options, faults):
+            yield faults, where, request
 
     def _shifts_s(self) -> Sequence[float | None]:
         """Say when each file begins; None for each at its first request."""
@@ -120,10 +121,12 @@ class Trace:
         return [None if begin_s is None else begin_s - first_s for begin_s in begins_s]
 
 
-def _in_order(found: Iterator[Found], faults: Faults, shift_s: float | None) -> Iterator[TraceRequest]:
+def _in_order(
+    found: Iterator[tuple[Faults, str, TraceRequest]], shift_s: float | None
+) -> Iterator[TraceRequest]:
     """Hand on requests, with the first one at 0 where nothing else is said, and none before the last one."""
     last_s = float("-inf")
-    for where, request in found:
+    for faults, where, request in found:
         if request.arrival_s < last_s:
             fault = f"came at {request.arrival_s:.3f} s, after one of {last_s:.3f} s: times must not decrease"
             faults.note(where, fault)

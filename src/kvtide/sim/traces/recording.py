@@ -94,7 +94,7 @@ def began_s(path: Path) -> float | None:
 
 
 def read_recording(path: Path, space: int, options: TraceOptions, faults: Faults) -> Iterator[Found]:
-    """Read a file of this format; arguments as for ``read_numbered``, though hashes need no ``space``.
+    """Read a file of this format; hashes are of contents and need no ``space``.
 
     A last line without its end is left out in silence: that is how a recording ends that was not closed.
     """

@@ -17,7 +17,7 @@ from pydantic import Field, ValidationError
 from pydantic_core import from_json
 
 from kvtide.errors import ConfigError
-from kvtide.sim.traces.block_names import BlockNames, twice
+from kvtide.sim.traces.block_names import NumberedNames, twice
 from kvtide.sim.traces.faults import Faults, worded
 from kvtide.sim.traces.numbered import (
     BlockTokens,
@@ -81,7 +81,7 @@ class Session:
     """A session that is under way, the next request last."""
 
     block_tokens: int
-    names: BlockNames
+    names: NumberedNames
     faults: Faults
     calls: list[Call]
 
@@ -151,7 +151,7 @@ def _open(path: Path, index: int, begin_s: float, options: TraceOptions, faults:
     reading.take(record.requests, begin_s, record.id or path.name.partition(".")[0], "requests", 0)
     calls.sort(key=lambda call: call.time_s)
     calls.reverse()
-    return Session(record.block_size * step, BlockNames(index), faults, calls)
+    return Session(record.block_size * step, NumberedNames(index), faults, calls)
 
 
 @dataclass(slots=True)
