@@ -37,7 +37,7 @@ SIZE_HINT = "give a size such as 8GiB, 512MiB or a number of bytes"
 
 
 DEMOTIONS = Literal["at_once", "second_sight", "on_eviction"]
-POLICY_NAMES = Literal["lru", "arc", "s3fifo", "sieve", "lfu", "gdsf"]
+POLICY_NAMES = Literal["lru", "arc", "s3fifo", "sieve", "lfu", "gdsf", "adaptive"]
 POLICY_HINT = f"known policies: {', '.join(get_args(POLICY_NAMES))}"
 
 
@@ -119,7 +119,8 @@ class KVTideConfig(BaseModel):
     eviction_policy: POLICY_NAMES = Field(
         default="lru",
         description="Which chunk leaves when the pool is full: the least recently used (lru), recency and"
-        " frequency in balance (arc), or another policy, see policies.md. A chunk never leaves before what"
+        " frequency in balance (arc), what brings the fewest hits for its place, as learnt, and then is not"
+        " stored at all (adaptive), or another policy, see policies.md. A chunk never leaves before what"
         " extends it.",
         json_schema_extra={"hint": POLICY_HINT},
     )

@@ -52,10 +52,10 @@ class Definition:
 
 _DIRECTIONS = ("store", "load")
 _TIER_DIRECTIONS = ("read", "write")
-TIER_SKIP_REASONS = ("queue_full", "full")
+TIER_SKIP_REASONS = ("queue_full", "full", "bypassed")
 TIER_ERRORS = ("miss", "corrupt", "full", "late", "cancelled", "out", "queue_full", "unavailable")
 TIER_ANSWERS = ("there", "absent")
-SKIP_REASONS = ("pool_full", "queue_full", "below_threshold", "pool_not_ready")
+SKIP_REASONS = ("pool_full", "queue_full", "below_threshold", "pool_not_ready", "bypassed")
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _MICROSECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 

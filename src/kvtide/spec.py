@@ -28,11 +28,12 @@ from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.sim.traces.recorder import TraceRecorder
 from kvtide.spec_tiers import TierIdentity, prober_of, tier_plans, tier_seats
 from kvtide.tiers.named import check_tier
+from kvtide.transfer.cuda_devices import cuda_copier, current_device
 from kvtide.transfer.devices import CPUCopier, DeviceCopier
 from kvtide.transfer.engine import OffloadingWorker
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 from kvtide.transfer.memory import available_host_bytes, check_budget, humanised
-from kvtide.transfer.pool import HostPool
+from kvtide.transfer.pool import HostPool, PageRegistrar
 from kvtide.transfer.region import GroupRegions, group_regions, layer_views, slot_bytes_of
 from kvtide.transfer.self_test import round_trip
 from kvtide.transfer.tier_hops import TierHops, TierSeat
@@ -40,9 +41,19 @@ from kvtide.transfer.tier_hops import TierHops, TierSeat
 logger = logging.getLogger(__name__)
 
 COPIERS: dict[str, Callable[[Direction], DeviceCopier]] = {
-    "cpu": lambda direction: CPUCopier(direction.value)
+    "cpu": lambda direction: CPUCopier(direction.value),
+    "cuda": cuda_copier,
 }
 """By type of device."""
+
+REGISTRARS: dict[str, Callable[[], PageRegistrar]] = {"cuda": current_device}
+"""Who makes host memory known to a device, where that is needed."""
+
+
+NOT_REGISTERED = "none of it could be registered with the device: raise the limit on locked memory"
+
+FIRST_SLOT_S = 60.0
+"""So long the start waits for host memory that the device may reach."""
 
 
 class OffloadingSpec:
@@ -190,7 +201,8 @@ class OffloadingSpec:
         if device not in self._copiers:
             raise ConfigError("device", device, f"kvtide copies on: {', '.join(self._copiers)}")
         slot_count = self._slot_count(groups, geometry.shard_count)
-        pool = HostPool(slot_count, slot_bytes_of(groups), self.config.prefault)
+        registrar = REGISTRARS[device]() if device in REGISTRARS else None
+        pool = HostPool(slot_count, slot_bytes_of(groups), self.config.prefault, registrar)
         logger.info(
             "kvtide: %s of host memory on rank %d, %d chunks of %d tokens: %d tokens",
             humanised(pool.byte_count),
@@ -207,6 +219,8 @@ class OffloadingSpec:
         }
         store, load = handlers[Direction.STORE], handlers[Direction.LOAD]
         if self.config.self_test:
+            if registrar is not None and not pool.await_slots(1, FIRST_SLOT_S):
+                raise ConfigError("host_memory", int(self.config.host_memory), NOT_REGISTERED)
             chunk_blocks = [group.blocks_per_chunk for group in geometry.groups]
             round_trip(kv_caches, group_layers, num_blocks, chunk_blocks, store, load)
         hops = None

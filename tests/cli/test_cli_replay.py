@@ -185,3 +185,9 @@ def test_larger_blocks_can_be_asked_for(trace: Path) -> None:
     result = run(trace, "--block-tokens", "700")
     assert result.exit_code == 2
     assert "give a multiple of 512" in result.stderr
+
+
+def test_shares_are_refused_where_a_server_is_asked_for(trace: Path) -> None:
+    result = run(trace, "--model", "131072", "--host-memory", "1GiB", "--fractions", "0.1")
+    assert result.exit_code == 2
+    assert "--fractions = '0.1': leave it out" in result.stderr

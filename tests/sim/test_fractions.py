@@ -83,11 +83,13 @@ def test_a_process_that_dies_is_said_and_leaves_nobody_behind(chats: Accesses) -
     assert multiprocessing.active_children() == others
 
 
-def test_who_stops_a_sweep_waits_for_nobody(chats: Accesses) -> None:
+@pytest.mark.parametrize("when", ["while nothing has ended", "when one has"])
+def test_who_stops_a_sweep_waits_for_nobody(chats: Accesses, when: str) -> None:
     others = multiprocessing.active_children()
 
-    def interrupt(_: int) -> None:
-        raise KeyboardInterrupt
+    def interrupt(count: int) -> None:
+        if bool(count) is (when == "when one has"):
+            raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         sweep(chats, ("lru", "arc"), FRACTIONS, 2, interrupt)

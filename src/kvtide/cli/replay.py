@@ -55,13 +55,15 @@ knowing the future: if it is not far above the others, only more memory helps.
 def replay(
     traces: TracesArgument,
     fractions: Annotated[
-        str,
+        str | None,
         typer.Option(
             "--fractions",
             metavar="SHARE,...",
-            help="Sizes of the cache, as shares of the different full blocks of the trace: 0.01 is 1 %.",
+            help="Sizes of the cache, as shares of the different full blocks of the trace: 0.01 is 1 %."
+            f" Default: {FRACTIONS}.",
+            show_default=False,
         ),
-    ] = FRACTIONS,
+    ] = None,
     policies: Annotated[
         str,
         typer.Option(
@@ -112,12 +114,15 @@ def replay(
         disks = tuple(disk or ())
         served = ServingAsked(model, host_memory, disks, disk_queue, engine_blocks, rates, slower)
         if served.is_any:
+            if fractions is not None:
+                raise ConfigError(
+                    "--fractions", fractions, "leave it out: a server's sizes are --host-memory"
+                )
             names = serving_policies(policies_of(policies), were_given=ALL not in policies.split(","))
             replay_serving(reading, served, names, jobs_of(jobs), as_json, html)
             return
-        replay_fractions(
-            reading, policies_of(policies), fractions_of(fractions), jobs_of(jobs), as_json, html
-        )
+        shares = fractions_of(FRACTIONS if fractions is None else fractions)
+        replay_fractions(reading, policies_of(policies), shares, jobs_of(jobs), as_json, html)
 
 
 def fractions_of(text: str) -> list[str]:

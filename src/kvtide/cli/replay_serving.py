@@ -16,8 +16,8 @@ from kvtide.cli.replay_page import show_page
 from kvtide.cli.replay_reading import Reading, shown
 from kvtide.config import KVTideConfig
 from kvtide.errors import ConfigError
-from kvtide.sim.fractions import available_cores
 from kvtide.sim.model_bytes import bytes_per_token
+from kvtide.sim.processes import available_cores
 from kvtide.sim.serving import ServingSetup, TierSetup, policy_names
 from kvtide.sim.serving_curves import figures_of_serving
 from kvtide.sim.serving_media import MediumRates

@@ -34,6 +34,12 @@ class Refusal(Enum):
     POOL_NOT_READY = "pool_not_ready"
     BELOW_THRESHOLD = "below_threshold"
     QUEUE_FULL = "queue_full"
+    BYPASSED = "bypassed"
+
+    @property
+    def is_verdict(self) -> bool:
+        """Whether the chunks were judged, and are not offered again for want of anything."""
+        return self in (Refusal.BELOW_THRESHOLD, Refusal.BYPASSED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +103,15 @@ class OffloadingManager(ABC):
 
         Raises:
             MissingChunkError: A chunk is not ready; names it; nothing is pinned.
+        """
+
+    def visited(self, run: ChunkRun, ctx: ReqContext, now_s: float) -> None:  # noqa: B027
+        """Note that a request has come with a prompt, before anything is done for it: policies may learn.
+
+        Args:
+            run: All of the prompt that has hashes, from its beginning.
+            ctx: Who has come; told again under the same visit, only the time goes on.
+            now_s: Now, by a clock that never goes back.
         """
 
     @abstractmethod

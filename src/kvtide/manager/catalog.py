@@ -107,6 +107,22 @@ class Catalog(Departures):
         """Note the use of what is known of a prefix, in every tier that holds it."""
         self._touch(self.tree.find(keys, stop), visit)
 
+    def visited(self, keys: Sequence[bytes], stop: int, visit: int, now_s: float) -> None:
+        """Tell policies that learn from them of a prompt and what each tier holds of it."""
+        if not any(self._learning):
+            return
+        tree, (nodes, known) = self.tree, self.tree.find(keys, stop)
+        for tier, policy in enumerate(self._learning):
+            if policy is not None:
+                runs = []
+                for node in nodes:
+                    held = self.held(tier, node)
+                    if held:
+                        runs.append((node, min(known, tree.start[node] + held)))
+                    if held < tree.count[node]:
+                        break
+                policy.visited(visit, now_s, keys[:stop], runs)
+
     def recall(self, tier: int, keys: Sequence[bytes], start: int, stop: int) -> None:
         """Tell the policy which remembered chunks of positions ``[start, stop)`` are being brought back."""
         policy, remembered = self._policies[tier], self._remembered[tier]
@@ -157,6 +173,8 @@ class Catalog(Departures):
             if last != ROOT and known < tree.start[last] + tree.count[last]:
                 last = nodes[-1] = self._split(last, known - tree.start[last])
             nodes += self._grow(tier, last, keys, known, end, visit)
+        if (learning := self._learning[tier]) is not None:
+            self._cut(nodes, learning.seams(visit, begin, end))
         node_count = tree.node_count
         for node in nodes:
             if tree.start[node] + tree.count[node] > begin:
@@ -268,6 +286,16 @@ class Catalog(Departures):
             if len(row) < capacity:
                 self._slots[index] = np.empty(capacity, dtype=np.int32)
                 self._slots[index][: len(row)] = row
+
+    def _cut(self, nodes: list[int], positions: Sequence[int]) -> None:
+        """Split nodes of a path where one of these positions lies inside."""
+        tree = self.tree
+        for position in positions:
+            for index, node in enumerate(nodes):
+                at = position - tree.start[node]
+                if 0 < at < tree.count[node]:
+                    nodes.insert(index, self._split(node, at))
+                    break
 
     def _joins(self, tier: int, node: int, visit: int) -> bool:
         """Whether new chunks may lie in the node above them: its history is theirs, in every tier."""

@@ -37,6 +37,9 @@ ROOM_WANTED = 40
 """One slot in so many is freed ahead, when four fifths of that are left. A full pool hands out crumbs."""
 
 
+NOBODY = -1
+"""No visit: whoever has it is compared with nobody."""
+
 NOTHING = CPULoadStoreSpec(array("i"), (0,))
 
 
@@ -190,6 +193,10 @@ class CPUOffloadingManager(OffloadingManager):
         self.hold(spec.slots)
         return spec
 
+    def visited(self, run: ChunkRun, ctx: ReqContext, now_s: float) -> None:
+        keys, _, stop = self._positions(run)
+        self.catalog.visited(keys, stop, ctx.visit, now_s)
+
     def touch(self, run: ChunkRun, ctx: ReqContext) -> None:
         keys, _, stop = self._positions(run)
         self.catalog.touch(keys, stop, ctx.visit)
@@ -253,7 +260,11 @@ class CPUOffloadingManager(OffloadingManager):
             keys, stride = self._positions(run)[0], self.groups[run.group_index].stride
             self.catalog.recall(HOST, keys, gap.start * stride, (gap.start + wanted) * stride)
             # What is extended is pinned, hence not evicted to make room.
-            evicted = self._evict(wanted - self._slots.free_count)
+            # Who wants all of a request may have it.
+            visit = ctx.visit if ctx.policy is OffloadPolicy.CHUNK_LEVEL else NOBODY
+            worth, evicted = self._make_room(gap.start, wanted, stride, visit)
+            if worth < wanted:
+                wanted, refusal = worth, Refusal.BYPASSED
             if self._slots.free_count < wanted:
                 wanted = self._slots.free_count
                 refusal = Refusal.POOL_FULL if self._slots.capacity else Refusal.POOL_NOT_READY
@@ -269,6 +280,29 @@ class CPUOffloadingManager(OffloadingManager):
         # Waiting for these chunks may now be an answer where there was none.
         self._changed()
         return PrepareStoreOutput(stored, CPULoadStoreSpec(slots, (wanted,)), evicted, refused, refusal)
+
+    def _make_room(self, start: int, wanted: int, stride: int, visit: int) -> tuple[int, PackedKeys]:
+        """Let others go for chunks from ``start`` on, as long as these are worth more.
+
+        The last slots of a nearly full pool are free only because others were evicted ahead: for them, too.
+
+        Returns:
+            How many of the ``wanted`` chunks are worth a slot, whether there is one or not; who left.
+        """
+        evicted, begin = PackedKeys(), start * stride
+        ahead = self._slots.capacity // ROOM_WANTED if self._frees_ahead else 0
+        room = max(0, self._slots.free_count - ahead)
+        while wanted:
+            worth = self.catalog.worth(HOST, visit, begin, begin + wanted * stride, room * stride)
+            wanted = (worth - begin) // stride
+            missing = wanted - self._slots.free_count
+            newcomer = self.catalog.newcomer(HOST, visit, begin, worth)
+            gone = self._evict(missing, newcomer)
+            if not gone:
+                break
+            room += len(gone)
+            evicted = PackedKeys((*evicted.runs, *gone.runs), gone.hash_bytes)
+        return wanted, evicted
 
     def _gap_of(self, run: ChunkRun, ctx: ReqContext) -> "_Gap":
         """Find the first missing chunks of a run, note its use and pin what they continue."""
@@ -355,11 +389,11 @@ class CPUOffloadingManager(OffloadingManager):
         self._slots.give_back(slots)
         self.room_epoch += 1
 
-    def _evict(self, wanted: int) -> PackedKeys:
+    def _evict(self, wanted: int, newcomer: tuple[int, int] | None = None) -> PackedKeys:
         """Free up to ``wanted`` slots, as many as may leave now."""
         if wanted <= 0:
             return PackedKeys()
-        gone = self.catalog.evict(HOST, wanted, self._runs_left)
+        gone = self.catalog.evict(HOST, wanted, self._runs_left, newcomer)
         self._runs_left -= gone.run_count
         if not gone.count:
             return PackedKeys()

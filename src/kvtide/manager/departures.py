@@ -14,7 +14,7 @@ import numpy as np
 
 from kvtide.manager.residency import ABSENT, CatalogGroup, Residency, chosen_names
 from kvtide.manager.tree import ROOT
-from kvtide.policies import EvictionPolicy
+from kvtide.policies import EvictionPolicy, LearningPolicy
 
 
 @dataclass(slots=True)
@@ -45,6 +45,7 @@ class Departures(Residency):
     def __init__(self, groups: Sequence[CatalogGroup], policies: Sequence[EvictionPolicy | None]) -> None:
         super().__init__(groups, len(policies))
         self._policies = tuple(policies)
+        self._learning = tuple(one if isinstance(one, LearningPolicy) else None for one in policies)
         self._kids = [array("i", [0]) for _ in policies]
         self._remembering = any(policy is not None and policy.remembers for policy in policies)
         self._remembered: list[set[int]] = [set() for _ in policies]
@@ -53,22 +54,27 @@ class Departures(Residency):
         self.has_holes = False  # a tier has lost chunks that others extend
         self._pinned_nodes: dict[int, set[int]] = {}  # handle -> nodes
 
-    def evict(self, tier: int, wanted: int, run_limit: int) -> Evicted:
+    def evict(
+        self, tier: int, wanted: int, run_limit: int, newcomer: tuple[int, int] | None = None
+    ) -> Evicted:
         """Let the least useful chunks of a tier go.
 
         Args:
             tier: Which has a policy.
             wanted: Slots. With several groups an entry has several, and more may leave.
             run_limit: Runs at most, so that no call takes long.
+            newcomer: Visit and position of a chunk for which they leave; nothing does that is worth more.
 
         Returns:
-            Fewer than ``wanted`` when the rest must stay, or for the limit.
+            Fewer than ``wanted`` when the rest must stay, or for the limit, or is worth more.
         """
         gone, policy = Evicted(), self._policies[tier]
         if policy is None:
             return gone
         kids, simple = self.tree.kids, not policy.remembers and len(self._slots) == 1
         while gone.count < wanted and gone.run_count < run_limit:
+            if newcomer is not None and self._yields(tier, *newcomer):
+                break
             named = policy.victim()
             if named is None:
                 break
@@ -81,6 +87,35 @@ class Departures(Residency):
                 self._drop(tier, node, keep, gone)
         self._forget(tier)
         return gone
+
+    def worth(self, tier: int, visit: int, start: int, stop: int, room: int) -> int:
+        """Say up to which position what a visit would bring is worth a place, as things are.
+
+        Args:
+            tier: Where.
+            visit: Who would bring it.
+            start: First position.
+            stop: One past the last.
+            room: Positions for which nothing has to leave.
+
+        Returns:
+            ``stop`` where the policy refuses nothing. The rest is worth less than all that may leave.
+        """
+        policy = self._learning[tier]
+        if policy is None or stop - start <= room:
+            return stop
+        for begin in reversed((start, *policy.seams(visit, start, stop))):
+            if not policy.yields(visit, begin):
+                return stop
+            stop = max(begin, start + room)
+            if begin < stop:
+                break
+        return stop
+
+    def newcomer(self, tier: int, visit: int, start: int, stop: int) -> tuple[int, int] | None:
+        """Name what the last of some positions is compared with others by, for ``evict``."""
+        policy = self._learning[tier]
+        return None if policy is None else (visit, (start, *policy.seams(visit, start, stop))[-1])
 
     def review(self, tier: int, node: int) -> None:
         """Tell a tier's policy anew whether chunks at the end of a node may leave."""
@@ -128,6 +163,10 @@ class Departures(Residency):
         self._prune(node)
         self._review_all(node)
         self._review_all(above)
+
+    def _yields(self, tier: int, visit: int, position: int) -> bool:
+        policy = self._learning[tier]
+        return policy is not None and policy.yields(visit, position)
 
     def _pinned(self, node: int) -> int:
         pins = self._pins.get(node)

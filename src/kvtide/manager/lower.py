@@ -92,6 +92,7 @@ class LowerTier:
         self.plan = plan
         self._catalog = catalog
         self._looks_back = [group.window is None for group in groups]
+        self._strides = [group.stride for group in groups]
         self._metrics = metrics
         self._with_events = with_events
         self._rank_count = rank_count
@@ -168,7 +169,7 @@ class LowerTier:
             content: For the event.
 
         Returns:
-            The leading chunks there is room for, possibly none, and a number for each.
+            The leading chunks that are worth it and there is room for, possibly none; a number for each.
         """
         cost = self._record_bytes[run.group_index]
         most = len(run)
@@ -178,8 +179,10 @@ class LowerTier:
         whole = len(run)
         run = run.between(run.start, run.start + most)
         pin = self._pin_above(run)
-        room = self._room_for(run.group_index, len(run))
-        self._note_skipped(len(run) - room, "full")
+        worth = self._make_room(run, visit)
+        self._note_skipped(len(run) - worth, "bypassed")
+        room = min(worth, self._room_for(run.group_index))
+        self._note_skipped(worth - room, "full")
         run = run.between(run.start, run.start + room)
         if not run:
             self._catalog.unpin(pin)
@@ -312,26 +315,44 @@ class LowerTier:
             return None
         return self._arrivals.absent(before)[2]
 
-    def _room_for(self, group_index: int, count: int) -> int:
-        cost = self._record_bytes[group_index]
-        if not cost:
-            return count
-        missing = self.used_bytes + cost * count - self._capacity_bytes
-        if missing > 0:
-            self._evict(missing)
-        return max(0, min(count, (self._capacity_bytes - self.used_bytes) // cost))
+    def _make_room(self, run: ChunkRun, visit: int) -> int:
+        """Let others go for a run, as long as it is worth more; say how many of its chunks are.
 
-    def _evict(self, wanted_bytes: int) -> None:
-        smallest = min((cost for cost in self._record_bytes if cost), default=0)
-        if not smallest:
-            return
+        What keeps the last bytes of a nearly full tier free is that others leave ahead: for them, too.
+        """
+        cost, count = self._record_bytes[run.group_index], len(run)
+        stride = self._strides[run.group_index]
+        begin = run.start * stride
+        room = self._capacity_bytes - self._capacity_bytes // ROOM_WANTED - self.used_bytes
+        while cost and count:
+            spare = max(0, room) // cost * stride
+            worth = self._catalog.worth(self.index, visit, begin, begin + count * stride, spare)
+            count = (worth - begin) // stride
+            newcomer = self._catalog.newcomer(self.index, visit, begin, worth)
+            gone = self._evict(self.used_bytes + cost * count - self._capacity_bytes, newcomer)
+            if not gone:
+                break
+            room = max(0, room) + gone
+        return count
+
+    def _room_for(self, group_index: int) -> int:
+        """How many more chunks of a group there is a place for."""
+        cost = self._record_bytes[group_index]
+        return max(0, self._capacity_bytes - self.used_bytes) // cost if cost else MOST_RESERVED
+
+    def _evict(self, wanted_bytes: int, newcomer: tuple[int, int] | None = None) -> int:
+        """Let chunks go; say how many bytes they had."""
         before = self.used_bytes
+        if not any(self._record_bytes):
+            return 0
         while self._runs_left > 0 and (left := wanted_bytes - (before - self.used_bytes)) > 0:
-            gone = self._catalog.evict(self.index, -(-left // max(self._record_bytes)), self._runs_left)
+            wanted = -(-left // max(self._record_bytes))
+            gone = self._catalog.evict(self.index, wanted, self._runs_left, newcomer)
             self._runs_left -= gone.run_count
             if not gone.count:
-                return
+                break
             self._note_gone(gone)
+        return before - self.used_bytes
 
     def _note_gone(self, gone: Evicted) -> None:
         width = self._catalog.tree.width

@@ -9,7 +9,8 @@ evicting never scans past pins twice, and a chunk cannot leave before the chunks
 Uses come as whole prefixes, the deepest run first: the run above is always the more recent one.
 """
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import Protocol, runtime_checkable
 
 
 class EvictionPolicy(Protocol):
@@ -82,3 +83,29 @@ class EvictionPolicy(Protocol):
     @property
     def remembers(self) -> bool:
         """Whether it wants the names of chunks that have left."""
+
+
+@runtime_checkable
+class LearningPolicy(EvictionPolicy, Protocol):
+    """A policy that also learns from what is asked for and not there, and may refuse what is worth less.
+
+    Positions count chunks of the finest group from the beginning of a prompt.
+    """
+
+    def visited(
+        self, visit: int, now_s: float, keys: Sequence[bytes], runs: Sequence[tuple[int, int]]
+    ) -> None:
+        """Note that a request has come, before its first use of a run; told again, only the time goes on.
+
+        Args:
+            visit: Its number.
+            now_s: Now; one that lies before another is taken as that.
+            keys: Hashes of the whole prompt, one a position.
+            runs: The resident ones on its way from the top, and the position where each ends.
+        """
+
+    def seams(self, visit: int, start: int, stop: int) -> Sequence[int]:
+        """Say where between ``start`` and ``stop`` the history of what a visit would bring changes."""
+
+    def yields(self, visit: int, position: int) -> bool:
+        """Say whether a chunk that a visit would bring is worth less than all that may leave for it."""

@@ -17,7 +17,7 @@ from kvtide.policies.lru import ALL
 from kvtide.policies.recency import SCAN_LIMIT
 
 RAISE_LIMIT = SCAN_LIMIT // 4
-"""Entries that may be raised or dropped in one search: each takes a few times what passing over a run does."""
+"""Entries raised or dropped in one search at most: each takes a few times what passing over a run does."""
 
 Entry = tuple[int, int, int]
 """Key, when it was last used, run."""

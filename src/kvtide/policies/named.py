@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 
+from kvtide.policies.adaptive import AdaptivePolicy
 from kvtide.policies.arc import ARCPolicy
 from kvtide.policies.base import EvictionPolicy
 from kvtide.policies.gdsf import GDSFPolicy
@@ -17,4 +18,5 @@ POLICIES: Mapping[str, Callable[[], EvictionPolicy]] = {
     "sieve": SievePolicy,
     "lfu": LFUPolicy,
     "gdsf": GDSFPolicy,
+    "adaptive": AdaptivePolicy,
 }

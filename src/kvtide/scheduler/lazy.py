@@ -14,7 +14,7 @@ from typing import Any
 
 from kvtide.geometry import GroupGeometry
 from kvtide.keys import make_offload_key
-from kvtide.manager.base import OffloadingManager, Refusal
+from kvtide.manager.base import OffloadingManager
 from kvtide.scheduler.engine import BlockPool
 from kvtide.scheduler.leavings import Leaving, Leavings, Prefix, hashes_per_block
 from kvtide.scheduler.limits import NO_LIMIT
@@ -246,8 +246,8 @@ class LazyStores:
         owner = RequestOffloadState(request, [], leaving.context)
         offered = run.between(known, intact)
         refusal = self._stores.plan_left(owner, group, offered, prefix.block_ids, now_s)
-        if refusal is Refusal.BELOW_THRESHOLD:
-            # It was counted. Nobody counts it twice, unless others use it and leave it too.
+        if refusal is not None and refusal.is_verdict:
+            # It was judged. Nobody counts it twice, unless others use it and leave it too.
             refused = self._manager.known_count(run) * group.blocks_per_chunk
             self._leavings.drop(prefix.block_ids[refused : refused + 1])
         elif refusal is not None:

@@ -16,6 +16,7 @@ from kvtide.jobs import (
     PoolReport,
     ReqContext,
 )
+from kvtide.keys import ChunkRun
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.ladder import Ladder
 from kvtide.metrics import MetricsDelta
@@ -108,6 +109,8 @@ class OffloadingConnectorScheduler:
             now_s: Now; None for when it was last told.
         """
         state = self._state_of(request)
+        # Before anything of it is brought up, which is no use of it by itself.
+        self._manager.visited(self._prompt_of(state), state.context, 0.0 if now_s is None else now_s)
         if self._lower is not None:
             self._lower.arrived(state, now_s)
 
@@ -185,7 +188,7 @@ class OffloadingConnectorScheduler:
             group_state.block_ids = list(table)
         for other in self._geometry.others:
             self._note_handed_out(block_ids[other.engine_index])
-        self._note_admission(state, num_external_tokens)
+        self._note_admission(state, num_external_tokens, now_s)
         self._due.soon.add(request.request_id)
         if not state.computed:
             self._parked.admitted(state)
@@ -396,7 +399,7 @@ class OffloadingConnectorScheduler:
             limit_s = min(limit_s, recompute_s)
         return state.deferred_since_s + limit_s
 
-    def _note_admission(self, state: RequestOffloadState, loaded_tokens: int) -> None:
+    def _note_admission(self, state: RequestOffloadState, loaded_tokens: int, now_s: float) -> None:
         """Refresh the whole prefix, once an admission: a second call brings blocks after a load."""
         if not state.being_admitted:
             return
@@ -404,9 +407,14 @@ class OffloadingConnectorScheduler:
         state.deferred_since_s = None
         self._metrics.add("queried_tokens", state.request.num_tokens - state.local_tokens)
         self._alarm.note_admission(state, loaded_tokens)
-        finest = self._geometry.finest
-        chunk_count = finest.hashed_chunks(len(state.request.block_hashes))
-        self._manager.touch(finest.run(state.request.block_hashes, 0, chunk_count), state.context)
+        prompt = self._prompt_of(state)
+        self._manager.visited(prompt, state.context, now_s)
+        self._manager.touch(prompt, state.context)
+
+    def _prompt_of(self, state: RequestOffloadState) -> ChunkRun:
+        """All of a request that has hashes, in chunks of the finest group."""
+        finest, hashes = self._geometry.finest, state.request.block_hashes
+        return finest.run(hashes, 0, finest.hashed_chunks(len(hashes)))
 
     def _note_new_blocks(self, step: EngineStep) -> None:
         """Check blocks given to running requests; those of admitted ones came with the admission."""

@@ -267,7 +267,7 @@ class StorePlanner:
         assert output.refusal is not None
         self._metrics.add("skipped_store_chunks", output.refused_count, output.refusal.value)
         # Behind a window the blocks will be somebody else's by the time there is room.
-        if output.refusal is not Refusal.BELOW_THRESHOLD and group.looks_back:
+        if not output.refusal.is_verdict and group.looks_back:
             group_state.next_stored_chunk_idx -= output.refused_count
             state.refused = (output.refusal, self._epoch(output.refusal))
 

@@ -4,6 +4,7 @@ What replays and the optimum are made from, small enough to be sent to another p
 capacity; a block that is not full is in no trace.
 """
 
+from array import array
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -73,8 +74,7 @@ def accesses_of(requests: Iterable[TraceRequest]) -> Accesses:
             where it was first seen: then it is not one block, and nothing that is said of it would be true.
     """
     numbers: defaultdict[bytes, int] = defaultdict(count().__next__)
-    blocks: list[int] = []
-    starts, arrivals_s = [0], []
+    blocks, starts, arrivals_s = array("i"), [0], []
     block_tokens = 0
     for request in requests:
         if not starts[1:]:
@@ -84,7 +84,7 @@ def accesses_of(requests: Iterable[TraceRequest]) -> Accesses:
                 f"request {len(starts)} has blocks of {request.block_tokens} tokens, those before it of"
                 f" {block_tokens}: replay one block size at a time"
             )
-        blocks += map(numbers.__getitem__, request.block_hashes)
+        blocks.extend(map(numbers.__getitem__, request.block_hashes))
         starts.append(len(blocks))
         arrivals_s.append(request.arrival_s)
     accesses = Accesses(

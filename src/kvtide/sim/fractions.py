@@ -1,34 +1,25 @@
 """Policies against cache sizes: one replay for each pair, spread over processes.
 
 A size is a share of the different full blocks of a trace, so that traces can be compared. Knows who can be
-replayed, what a share is in blocks, and how processes are used; does not know how anything is shown.
+replayed, what a share is in blocks; does not know how anything is shown.
 """
 
-import contextlib
-import multiprocessing
-import os
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
-from concurrent.futures.process import BrokenProcessPool
+from contextlib import closing
 from dataclasses import dataclass
 from decimal import Decimal
-from multiprocessing.process import BaseProcess
 from typing import NamedTuple
 
-from kvtide.errors import KVTideError
 from kvtide.sim.accesses import Accesses
 from kvtide.sim.manager_only import manager_of, managers, replay
 from kvtide.sim.optimum import NextUses, optimum, unbounded
 from kvtide.sim.outcome import Outcome
+from kvtide.sim.processes import available_cores, spread
 
 OPTIMUM = "optimum"
 
 WORTH_PROCESSES = 400_000
 """Accesses in all replays together below which starting processes takes longer than it saves."""
-
-TOLD_EVERY_S = 0.2
 
 
 class Cell(NamedTuple):
@@ -74,11 +65,6 @@ def known() -> tuple[str, ...]:
 def capacity_of(fraction: str, unique_count: int) -> int:
     """Say how many blocks a share of the different ones is, rounded down: 0.29 of 100 are 29."""
     return int(Decimal(fraction) * unique_count)
-
-
-def available_cores() -> int:
-    """Count the cores that this process may use."""
-    return len(os.sched_getaffinity(0))
 
 
 def sweep(
@@ -135,54 +121,11 @@ def _here(
 def _in_processes(
     accesses: Accesses, cells: Sequence[Cell], jobs: int, passed: Callable[[int], object]
 ) -> Iterator[tuple[Cell, Outcome]]:
-    others = set(multiprocessing.active_children())
-    # Spawned: whoever calls this may have threads.
-    context = multiprocessing.get_context("spawn")
-    with contextlib.ExitStack() as ending:
-        pool = ProcessPoolExecutor(jobs, context, _begin, (accesses,))
-        ending.callback(pool.shutdown, wait=True, cancel_futures=True)
-        # What has begun is not waited for when somebody stops this or something went wrong.
-        stopping = ending.enter_context(contextlib.ExitStack())
-        stopping.callback(_kill_all_but, others)
-        running: dict[Future[Outcome], Cell] = {pool.submit(_replayed, cell): cell for cell in cells}
-        while running:
-            done, _ = wait(running, timeout=TOLD_EVERY_S, return_when=FIRST_COMPLETED)
-            passed(0)
-            for one in done:
-                try:
-                    yield running.pop(one), one.result()
-                except BrokenProcessPool:
-                    raise KVTideError(
-                        "a process of the sweep has ended before its time, for want of memory perhaps:"
-                        " try with fewer --jobs"
-                    ) from None
-                passed(accesses.request_count)
-        stopping.pop_all()
+    with closing(spread(_replayed, accesses, cells, jobs, lambda: passed(0))) as ended:
+        for index, outcome in ended:
+            passed(accesses.request_count)
+            yield cells[index], outcome
 
 
-def _kill_all_but(others: set[BaseProcess]) -> None:
-    for one in {*multiprocessing.active_children()} - others:
-        one.kill()
-
-
-# In a process of the sweep -------------------------------------------------------------------------
-
-_accesses: list[Accesses] = []
-
-
-def _begin(accesses: Accesses) -> None:
-    # Who interrupts the sweep from a terminal interrupts all of its processes, and wants no word of them.
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _accesses[:] = [accesses]
-
-
-def _end_with_parent() -> None:
-    # One that is killed tells nobody, and who waits for work would wait for ever.
-    if (parent := multiprocessing.parent_process()) is not None:
-        parent.join()
-        os._exit(1)
-
-
-def _replayed(cell: Cell) -> Outcome:
-    return replay(_accesses[0], manager_of(*cell))
+def _replayed(accesses: Accesses, cell: Cell) -> Outcome:
+    return replay(accesses, manager_of(*cell))

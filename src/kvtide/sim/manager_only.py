@@ -37,10 +37,11 @@ def replay(
     """
     passed(accesses.request_count - accesses.asking_count)
     hits = stored = evicted = 0
-    for visit, (_, hashes) in enumerate(accesses.prompts(), start=1):
+    for visit, (arrival_s, hashes) in enumerate(accesses.prompts(), start=1):
         run = ChunkRun(hashes, GROUP, 1, 0, len(hashes))
         ctx = ReqContext(str(visit), None, visit)
         hits += manager.lookup(run, ctx).ready_count
+        manager.visited(run, ctx, arrival_s)
         manager.touch(run, ctx)
         refusal: Refusal | None = Refusal.POOL_FULL
         while refusal is Refusal.POOL_FULL:

@@ -7,6 +7,7 @@ from kvtide.testing.faulty_tiers import FaultyTier, HeldTier, SlowTier, TierCall
 from kvtide.testing.held import HeldDevice
 from kvtide.testing.ladder_days import LadderDay
 from kvtide.testing.lane_faults import CallFate, LanePlan
+from kvtide.testing.lazy_cuda import ForbiddenAccessError, LazyCuda
 from kvtide.testing.memory_tier import MemoryTier, Records
 from kvtide.testing.naive_fifo import NaiveS3FIFO, NaiveSieve
 from kvtide.testing.naive_greedy import NaiveGDSF, NaiveLFU
@@ -26,10 +27,12 @@ __all__ = [
     "FaultPlan",
     "FaultyDevice",
     "FaultyTier",
+    "ForbiddenAccessError",
     "HeldDevice",
     "HeldTier",
     "LadderDay",
     "LanePlan",
+    "LazyCuda",
     "MemoryTier",
     "NaiveARC",
     "NaiveGDSF",

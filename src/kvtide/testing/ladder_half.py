@@ -22,7 +22,7 @@ from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.ladder import Ladder
 from kvtide.manager.lower import Demotion, LowerTier, TierPlan
 from kvtide.metrics import MetricsDelta
-from kvtide.policies import ARCPolicy, LRUPolicy
+from kvtide.policies import AdaptivePolicy, ARCPolicy, LRUPolicy
 from kvtide.scheduler.below import BelowJobs
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
@@ -88,7 +88,7 @@ class LadderHalf:
         ]
         tier_count = chance.choice((1, 1, 2))
         demotions = (Demotion.AT_ONCE, *Demotion)
-        policies = [chance.choice((LRUPolicy, ARCPolicy)) for _ in range(1 + tier_count)]
+        policies = [chance.choice((LRUPolicy, ARCPolicy, AdaptivePolicy)) for _ in range(1 + tier_count)]
         metrics = MetricsDelta()
         self.host = CPUOffloadingManager(
             policies[0](), None, metrics, True, groups, [policy() for policy in policies[1:]]

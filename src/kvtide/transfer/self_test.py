@@ -84,6 +84,7 @@ def _copy_chunk(
         device = GPULoadStoreSpec(ids(blocks), sizes(len(blocks)), (0,) * group_count)
         storing = handler.direction is Direction.STORE
         job_id = JobId(-1 - storing)
+        handler.forward_ended()  # what was written on the device's stream so far comes first
         handler.transfer_async(job_id, Hop(device, host) if storing else Hop(host, device), TIMEOUT_S)
         deadline_s = time.monotonic() + TIMEOUT_S
         handler.wait({job_id}, TIMEOUT_S)
