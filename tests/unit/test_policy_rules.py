@@ -14,7 +14,6 @@ from kvtide.policies.lru import ALL
 from kvtide.testing import ComparedHost, NaiveGDSF, NaiveLFU, NaivePolicy, NaiveS3FIFO, NaiveSieve
 from kvtide.testing.workloads import chained_hashes
 
-
 Policy = TypeVar("Policy", bound=EvictionPolicy)
 
 
