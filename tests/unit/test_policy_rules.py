@@ -124,6 +124,11 @@ def test_what_comes_to_m_while_a_victim_is_looked_for_is_looked_at_too() -> None
 
 def test_more_than_three_uses_are_not_told_apart() -> None:
     policy = holding(S3FIFOPolicy(), 10, {1: 1, 2: 1})
+    for visit in (3, 4):
+        policy.touched(1, visit)
+        policy.touched(2, visit)
+    assert policy.victim() == (1, 1)
+    assert policy.sizes == (0, 2, 0)
     for visit in range(10, 30):
         policy.touched(1, visit)
     for visit in range(30, 33):
