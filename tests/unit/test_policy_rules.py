@@ -263,6 +263,15 @@ def test_of_two_that_are_used_as_often_the_one_that_costs_less_leaves() -> None:
     assert host.ask(4) == ["3.3"], "and a long prompt goes when the floor is as high"
 
 
+def test_what_is_left_of_a_prompt_is_worth_less_than_the_whole() -> None:
+    policy = holding(GDSFPolicy(), 10, {1: 5, 2: 4})
+    policy.withdraw(2)
+    assert policy.victim() == (1, ALL)
+    policy.shrunk(1, 2)
+    policy.offer(2)
+    assert policy.victim() == (1, ALL)
+
+
 @pytest.mark.parametrize("policy", [LFUPolicy(), GDSFPolicy()])
 def test_what_may_leave_and_may_not_in_turns_takes_no_memory(policy: GreedyDual) -> None:
     for number in range(1, 6):
