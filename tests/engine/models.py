@@ -42,6 +42,12 @@ def llama() -> Path:
     return _saved("llama", lambda t: t.LlamaConfig(num_hidden_layers=4, **_DENSE))
 
 
+def llama_wide() -> Path:
+    """Llama, wide enough that computing a prompt takes far longer than everything around it."""
+    wide = {"hidden_size": 512, "intermediate_size": 1536, "num_attention_heads": 8, "head_dim": 64}
+    return _saved("llama-wide", lambda t: t.LlamaConfig(num_hidden_layers=8, **(_DENSE | wide)))
+
+
 def qwen3() -> Path:
     """Qwen3: three layers of full attention, normalised queries and keys."""
     return _saved("qwen3", lambda t: t.Qwen3Config(num_hidden_layers=3, **_DENSE))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from kvtide.errors import ConfigError
 from kvtide.manager.lower import Demotion
-from kvtide.sim.serving import ServingSetup, TierSetup, serve
+from kvtide.sim.serving import ServingSetup, TierSetup, policy_names, serve
 from kvtide.sim.serving_media import MediumRates
 from kvtide.sim.serving_queue import EngineLimits
 from kvtide.sim.serving_rates import EngineRates
@@ -247,7 +247,7 @@ def test_whatever_is_asked_all_end_and_all_books_balance(chance: random.Random) 
         chance.choice((1, 5, 30, 300)),
         engine=EngineLimits(chance.choice((20, 50)), chance.choice((7, 32, 500)), chance.choice((1, 2, 20))),
         tiers=tiers,
-        policy=chance.choice(("lru", "arc")),
+        policy=chance.choice(policy_names()),
         blocks_per_chunk=chance.choice((1, 1, 2)),
         store_queue=chance.choice((CHUNK_BYTES * 2, 1 << 30)),
         rates=replace(RATES, load_bytes_per_s=chance.choice((50.0, 1e4, 1e7))),
@@ -310,4 +310,5 @@ def test_arrivals_further_apart_wait_less() -> None:
 def test_a_prompt_without_a_whole_block_is_served() -> None:
     result = serve([TraceRequest(0.0, (), BLOCK, 3, 40), TraceRequest(0.0, (), BLOCK, 1, 0)], setup_of())
     assert result.request_count == 2
+    assert serve([TraceRequest(0.0, (), BLOCK, 0, 3)], setup_of()).request_count == 1
     assert result.token_hit_ratio == result.block_hit_ratio == 0

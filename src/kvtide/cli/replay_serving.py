@@ -33,7 +33,7 @@ OVERLOADED = 0.98
 """Busy for so much of the time, an engine has a queue that grows as long as the trace lasts."""
 
 QUEUE_SHARE = 0.1
-"""So many chunks skipped for a full queue, of one for each block asked for, are worth a word."""
+"""So many refusals for a full queue, for each block asked for, are worth a word."""
 
 WORTH_PROCESSES = 2000
 """With so many requests in all, several processes are worth their start."""
@@ -278,7 +278,7 @@ def _print(setup: ServingSetup, found: Mapping[str, Sequence[ServingResult]]) ->
             hits.add_row(one.policy, *ratios, *times, millions(one.computed_tokens))
         show_under(f"{label}: hits of 100 prompt tokens; time to first token; prompt tokens computed", hits)
         below = [tier for tier in tiers if tier != ENGINE]
-        heads = [*(f"{tier}\na day" for tier in below), *(f"{tier}\nevicted" for tier in below), "skipped"]
+        heads = [*(f"{tier}\na day" for tier in below), *(f"{tier}\nevicted" for tier in below), "refused"]
         writes = table(["policy"], [*heads, "busy"])
         for one in results:
             writes.add_row(
@@ -288,7 +288,7 @@ def _print(setup: ServingSetup, found: Mapping[str, Sequence[ServingResult]]) ->
                 f"{sum(one.skipped_chunks.values()):,}",
                 f"{100 * one.busy_s / one.served_s:.0f} %",
             )
-        show_under(f"{label}: bytes written a day; chunks that left; chunks not stored", writes)
+        show_under(f"{label}: bytes written a day; chunks that left; offers of chunks refused", writes)
     busiest = max(one.busy_s / one.served_s for results in found.values() for one in results)
     full = {
         reason
@@ -298,7 +298,8 @@ def _print(setup: ServingSetup, found: Mapping[str, Sequence[ServingResult]]) ->
         if reason.endswith("queue_full") and count > one.prompt_blocks * QUEUE_SHARE
     }
     if full:
-        tell("queue", f"many chunks were skipped ({', '.join(sorted(full))}): a step computes more at once")
+        what = ", ".join(sorted(full))
+        tell("queue", f"a step computes more than may be written at once, and much is offered again ({what})")
     if busiest > OVERLOADED:
         tell("load", "the engine is never idle and times are those of a queue: see --slower and --rates")
 

@@ -173,6 +173,7 @@ def request_json(exchange: Exchange) -> dict[str, object]:
             "cached_tokens": reply.cached_tokens,
             "loaded_tokens": exchange.loaded_tokens if name == KVTIDE else 0,
             "ttft_ms": round(reply.ttft_ms, 3),
+            "total_ms": round(1e3 * reply.total_s, 3),
             "token_ids": list(reply.token_ids),
             "logprobs": list(reply.logprobs),
         }  # fmt: skip

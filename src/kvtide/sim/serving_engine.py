@@ -110,16 +110,14 @@ class ServingEngine:
         if step.decoding and not step.prompts:
             queue.decode_more(step, self._decodes_until_news(step, now_s))
         told = half.build_connector_meta(step, now_s)
-        if not step.num_scheduled_tokens:
-            # Nothing runs: copies begin at once.
-            media.take(told, now_s)
-            end_s = now_s + self._nap_s(now_s)
-        else:
-            begin_s = media.flushed_s(told.jobs_to_flush, now_s)
+        begin_s = media.begin_step(told, now_s)
+        if step.num_scheduled_tokens:
             end_s = begin_s + self._duration_s(step)
             self._note(step, end_s - now_s)
-            # Loads are submitted behind the forward, stores of what it computes cannot be earlier.
-            media.take(told, end_s)
+            media.start_loads(told, end_s)
+        else:
+            media.start_loads(told, begin_s)
+            end_s = begin_s + self._nap_s(begin_s)
         for request in queue.compute(step):
             request.first_token_s = end_s
         answers = media.progress(end_s)
@@ -157,6 +155,8 @@ class ServingEngine:
 
     def _nap_s(self, now_s: float) -> float:
         """Say how long an engine rests that has nothing to compute."""
+        if self._media.needs_step:
+            return self._rates.idle_s
         rest_s = min(self._arrival_s, self._media.next_end_s) - now_s
         if not self._queue.is_idle or rest_s == math.inf:
             rest_s = min(rest_s, LONGEST_NAP_S)

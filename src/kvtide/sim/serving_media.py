@@ -7,7 +7,7 @@ bytes. Knows jobs and bytes; does not know chunks by name, nor what an end chang
 import heapq
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from kvtide.errors import ConfigError
@@ -124,33 +124,52 @@ class Media:
         self._order = 0
         self._ends: list[tuple[float, int, TransferJob, int, bool, Tier | None]] = []
         self._copy_ends: dict[JobId, float] = {}
+        self._deferred: list[TransferJob] = []  # stores of what the last step has computed
+        self._parked: list[tuple[TransferJob, float]] = []  # loads, and until when they may wait
         self._below: dict[tuple[JobId, int], TransferJob] = {}
         self.stored_bytes = self.loaded_bytes = 0
         self.ended_loads: list[tuple[str, bool]] = []
         self.brought: list[TransferJob] = []
 
-    # -- what a step asks for -----------------------------------------------------------------------
+    # -- what a step asks for, in the worker's order ------------------------------------------------
 
-    def flushed_s(self, jobs: Collection[JobId], now_s: float) -> float:
-        """Say when copies will have left the device's blocks alone."""
-        return max([now_s, *(self._copy_ends.get(job_id, now_s) for job_id in jobs)])
+    def begin_step(self, told: OffloadingConnectorMetadata, now_s: float) -> float:
+        """Before the forward: stores of the last step go out, and what must not be overwritten is waited for.
 
-    def take(self, told: OffloadingConnectorMetadata, now_s: float) -> None:
-        """Begin what a step has planned."""
+        Returns:
+            When the forward may begin.
+        """
         for job_id in told.jobs_to_cancel:
             for tier in self.tiers:
                 for hop in tier.reads:
                     hop.cancelled = hop.cancelled or hop.job_id == job_id
+        ready, self._deferred = self._deferred, []
         for job in told.jobs:
-            if job.direction in self._free_s:
-                self._copy(job, now_s)
-            else:
+            if job.direction is Direction.STORE:
+                # One that is to be flushed at once is of a request that has ended: its bytes are there.
+                (ready if job.job_id in told.jobs_to_flush else self._deferred).append(job)
+            elif job.direction is not Direction.LOAD:
                 self._ask(job, 0, now_s)
+        for job in ready:
+            self._copy(job, now_s)
         self._begin(now_s)
+        return max([now_s, *(self._copy_ends.get(job_id, now_s) for job_id in told.jobs_to_flush)])
+
+    def start_loads(self, told: OffloadingConnectorMetadata, now_s: float) -> None:
+        """Behind the forward: loads begin, but for those into blocks that a store still reads."""
+        for job in told.jobs:
+            if job.direction is Direction.LOAD:
+                self._parked.append((job, now_s + job.deadline_s))
+        self._unpark(now_s)
 
     def load_of(self, job_id: JobId) -> str | None:
         """Name the request that a load is for; None when it is not under way."""
         return next((one[2].request_id for one in self._ends if one[2].job_id == job_id), None)
+
+    @property
+    def needs_step(self) -> bool:
+        """Whether a store waits for the next step to begin."""
+        return bool(self._deferred)
 
     @property
     def next_end_s(self) -> float:
@@ -158,17 +177,29 @@ class Media:
         return self._ends[0][0] if self._ends else math.inf
 
     def progress(self, now_s: float) -> OffloadingWorkerMetadata | None:
-        """End what has ended by now, and say so."""
+        """End what has ended by now, begin what waited for it, and say so."""
         answers: OffloadingWorkerMetadata | None = None
         while self._ends and self._ends[0][0] <= now_s:
             end_s, _, job, index, well, tier = heapq.heappop(self._ends)
             if answers is None:
                 answers = OffloadingWorkerMetadata()
-            self._end(job, index, well, tier, end_s, answers)
-            self._begin(end_s)
+            self._end(job, index, well, tier, now_s, answers)
+            self._begin(end_s if tier is not None else now_s)
+        self._unpark(now_s)
         return answers
 
     # -- inside -------------------------------------------------------------------------------------
+
+    def _unpark(self, now_s: float) -> None:
+        parked, self._parked = self._parked, []
+        stores = {job.job_id for job in self._deferred} if parked else set()
+        for job, until_s in parked:
+            if not any(other in self._copy_ends or other in stores for other in job.after):
+                self._copy(job, now_s)
+            elif now_s > until_s:
+                self._push(now_s, job, 0, False, None)
+            else:
+                self._parked.append((job, until_s))
 
     def _copy(self, job: TransferJob, now_s: float) -> None:
         """A copy between the device and host memory; when it ends is known at once."""
@@ -178,9 +209,8 @@ class Media:
         host = job.hops[0].target if job.direction is Direction.STORE else job.hops[0].source
         assert isinstance(host, CPULoadStoreSpec)
         size = len(host.slots) * self._chunk_bytes
-        begin_s = max([now_s, *(self._copy_ends.get(one, now_s) for one in job.after)])
         busy_s = self._free_s[job.direction]
-        if max(begin_s, busy_s) > now_s + job.deadline_s:
+        if busy_s > now_s + job.deadline_s:
             self._push(now_s + job.deadline_s, job, 0, False, None)
             return
         if job.direction is Direction.STORE:
@@ -189,7 +219,7 @@ class Media:
         else:
             self.loaded_bytes += size
             pace = self._rates.load_bytes_per_s
-        end_s = max(begin_s + self._rates.copy_s, busy_s) + size / pace
+        end_s = max(now_s + self._rates.copy_s, busy_s) + size / pace
         self._free_s[job.direction] = self._copy_ends[job.job_id] = end_s
         self._push(end_s, job, 0, True, None)
 

@@ -46,6 +46,7 @@ class EngineQueue:
 
     Attributes:
         brought: Chunks that were brought back to host memory and not read since, and from which tier.
+        loading: Who owns blocks and has not run: what they hold is on its way, or has come.
         running: In the order of their admission.
         deferred: Somebody was told to ask again, in the last step.
     """
@@ -67,7 +68,7 @@ class EngineQueue:
         self.blocks = EngineBlocks(limits.block_count)
         self.waiting: deque[ServedRequest] = deque()
         self.loading: dict[str, ServedRequest] = {}
-        self.loaded: dict[str, ServedRequest] = {}
+        self._loaded: set[str] = set()
         self.running: list[ServedRequest] = []
         self.deferred = False
         self.preemption_count = 0
@@ -77,7 +78,7 @@ class EngineQueue:
     @property
     def is_idle(self) -> bool:
         """Whether nobody is there."""
-        return not (self.running or self.waiting or self.loading or self.loaded)
+        return not (self.running or self.waiting or self.loading)
 
     def arrive(self, request: ServedRequest, now_s: float) -> None:
         """Queue a request.
@@ -128,7 +129,7 @@ class EngineQueue:
             request.num_computed_tokens += count
             if request.num_computed_tokens == request.num_tokens:
                 request.num_tokens += 1
-                self._name(request)
+                self._name(request, request.num_computed_tokens)
                 if request.num_tokens == request.num_prompt_tokens + 1:
                     first.append(request)
                 self._ended = self._ended or request.num_tokens >= request.last_tokens
@@ -137,7 +138,7 @@ class EngineQueue:
             request.num_computed_tokens += count
             request.num_tokens = tokens = request.num_tokens + count
             if tokens >= request.news_tokens:
-                self._name(request)
+                self._name(request, tokens - 1)
             if tokens >= request.last_tokens:
                 ended = True
         self._ended = ended
@@ -157,13 +158,14 @@ class EngineQueue:
 
     def end_load(self, request_id: str, well: bool) -> bool:
         """Note the end of a load; False for one that was given up before."""
-        request = self.loading.pop(request_id, None)
-        if request is None:
+        request = self.loading.get(request_id)
+        if request is None or request_id in self._loaded:
             return False
         if well:
             self._share(request, request.num_computed_tokens)
-            self.loaded[request_id] = request
+            self._loaded.add(request_id)
             return True
+        del self.loading[request_id]
         self._let_go(request)
         request.num_computed_tokens = 0
         request.loaded_tokens = [0] * (1 + self._tier_count)
@@ -172,7 +174,7 @@ class EngineQueue:
 
     def check_invariants(self) -> None:
         """Check the blocks of an engine that is idle or between two steps."""
-        holders = (*self.running, *self.loading.values(), *self.loaded.values())
+        holders = (*self.running, *self.loading.values())
         self.blocks.check_invariants(len({block for one in holders for block in one.blocks}))
 
     # -- who runs -----------------------------------------------------------------------------------
@@ -186,6 +188,8 @@ class EngineQueue:
             computed, tokens = request.num_computed_tokens, request.num_tokens
             # Nearly all there is to do, hundreds of times a step: a token more where there is room.
             if computed == tokens - 1 >= request.num_prompt_tokens and tokens <= request.room_tokens:
+                if tokens >= request.news_tokens:
+                    self._name(request, tokens)
                 numbers[request.request_id] = 1
                 decoding.append(request)
                 room -= 1
@@ -211,14 +215,16 @@ class EngineQueue:
 
     def _admit(self, step: ServedStep, room: int, now_s: float) -> None:
         """Let those on who wait: first whoever owns blocks, then in the order in which they came."""
-        while self.loaded and room > 0 and len(self.running) < self._limits.running:
-            request = next(iter(self.loaded.values()))
+        for request in [one for one in self.loading.values() if one.request_id in self._loaded]:
+            if room <= 0 or len(self.running) >= self._limits.running:
+                return
             count = min(request.num_tokens - request.num_computed_tokens, room)
             wanted = self._blocks_of(request.num_tokens) - len(request.blocks)
             if wanted > self.blocks.free_count:
                 return
             self._give(request, self._blocks_of(request.num_computed_tokens + count) - len(request.blocks))
-            del self.loaded[request.request_id]
+            del self.loading[request.request_id]
+            self._loaded.discard(request.request_id)
             self._half.update_state_after_alloc(request, request.table, 0, now_s)
             self._run(step, request, count)
             room -= count
@@ -288,7 +294,6 @@ class EngineQueue:
         """Blocks that those still need whose prompts are being computed or loaded."""
         unfinished: Iterable[ServedRequest] = (
             *self.loading.values(),
-            *self.loaded.values(),
             *(one for one in self.running if one.num_computed_tokens < one.num_tokens - 1),
         )
         return sum(self._blocks_of(one.num_tokens) - len(one.blocks) for one in unfinished)
@@ -328,10 +333,10 @@ class EngineQueue:
         self.blocks.free_blocks(reversed(request.blocks))
         request.blocks, request.room_tokens, request.named_count = [], 0, 0
 
-    def _name(self, request: ServedRequest) -> None:
-        """Take in new names of a request that generates, and let others use what has one."""
+    def _name(self, request: ServedRequest, token_count: int) -> None:
+        """Take in new names of a request that generates, and let others use what so many tokens come to."""
         request.name_generated()
-        self._share(request, request.num_computed_tokens)
+        self._share(request, token_count)
         request.look_ahead()
 
     def _share(self, request: ServedRequest, token_count: int) -> None:

@@ -91,8 +91,8 @@ class ServedRequest:
         if names < len(self.asked.block_hashes) + len(self.asked.generated_hashes):
             self.news_tokens = (names + 1) * size
         if self.named_count < names:
-            # The last token has no KV yet.
-            self.news_tokens = min(self.news_tokens, (self.named_count + 1) * size + 1)
+            # A block is shared from the step on that computes its last token.
+            self.news_tokens = min(self.news_tokens, (self.named_count + 1) * size)
 
 
 @dataclass(slots=True)

@@ -35,7 +35,7 @@ class ServingResult:
         written_bytes: By tier.
         read_bytes: By tier.
         evicted_chunks: By tier.
-        skipped_chunks: Not stored, by reason; below host memory by tier and reason.
+        skipped_chunks: Offered and refused, each time, by reason; below host memory by tier and reason.
         passed_over_chunks: In a tier, and computed all the same: by what was known, that was faster.
         preemptions: Times that a request lost its blocks.
         ttft_by_request_s: In the order of the trace.
