@@ -142,12 +142,12 @@ def _percent(fraction: str) -> str:
 
 def _plot(trace: str, rows: Mapping[str, Row]) -> Plot:
     sizes = [100 * float(one) for one in rows]
-    names = [name for name in next(iter(rows.values())) if name != OPTIMUM]
+    names = (ADAPTIVE, *RIVALS, OPTIMUM)  # more lines than there are colours could not be told apart
     return Plot(
         f"{trace}: what a cache of each size hits",
         "size, % of the different blocks",
         "hits, % of the blocks asked for",
-        tuple(Line(name, sizes, [_hits(row[name]) for row in rows.values()]) for name in (*names, OPTIMUM)),
+        tuple(Line(name, sizes, [_hits(row[name]) for row in rows.values()]) for name in names),
         log_x=True,
     )
 

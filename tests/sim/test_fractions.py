@@ -23,11 +23,11 @@ FRACTIONS = ("0.02", "0.1", "0.50", "1")
 
 @pytest.fixture(scope="module")
 def chats() -> Accesses:
-    """Sessions that begin alike, grow and come back, 300 requests of up to 24 blocks."""
+    """Sessions that begin alike, grow and come back, 150 requests of up to 24 blocks."""
     chance = random.Random(8)
     sessions = [[chance.randrange(3), *chance.choices(range(1000), k=3)] for _ in range(40)]
     asked = []
-    for _ in range(300):
+    for _ in range(150):
         session = sessions[int(chance.random() ** 2 * len(sessions))]
         session += chance.choices(range(1000), k=2)
         del session[24:]

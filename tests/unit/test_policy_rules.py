@@ -1,5 +1,7 @@
 """What is each policy's alone: the rule of its paper in a handful of chunks."""
 
+from typing import TypeVar
+
 import pytest
 from test_catalog import walk
 
@@ -8,8 +10,11 @@ from kvtide.keys import ChunkRun
 from kvtide.manager.catalog import CatalogGroup
 from kvtide.policies import EvictionPolicy, GDSFPolicy, LFUPolicy, LRUPolicy, S3FIFOPolicy, SievePolicy
 from kvtide.policies.greedy_dual import GreedyDual
+from kvtide.policies.lru import ALL
 from kvtide.testing import ComparedHost, NaiveGDSF, NaiveLFU, NaivePolicy, NaiveS3FIFO, NaiveSieve
 from kvtide.testing.workloads import chained_hashes
+
+Policy = TypeVar("Policy", bound=EvictionPolicy)
 
 
 class Asked(ComparedHost):
@@ -117,6 +122,72 @@ def test_what_comes_to_m_while_a_victim_is_looked_for_is_looked_at_too() -> None
     assert policy.sizes == (0, 1, 0)
 
 
+def test_more_than_three_uses_are_not_told_apart() -> None:
+    policy = holding(S3FIFOPolicy(), 10, {1: 1, 2: 1})
+    for visit in (3, 4):
+        policy.touched(1, visit)
+        policy.touched(2, visit)
+    assert policy.victim() == (1, 1)
+    assert policy.sizes == (0, 2, 0)
+    for visit in range(10, 30):
+        policy.touched(1, visit)
+    for visit in range(30, 33):
+        policy.touched(2, visit)
+    assert policy.victim() == (1, 1)
+
+
+def test_who_had_to_stay_in_s_goes_to_m_with_the_use_that_is_enough() -> None:
+    policy = holding(S3FIFOPolicy(), 10, {1: 1, 2: 1})
+    policy.withdraw(1)
+    assert policy.victim() == (2, 1)
+    policy.touched(1, visit=10)
+    assert policy.sizes == (2, 0, 0)
+    policy.touched(1, visit=11)
+    assert policy.sizes == (1, 1, 0)
+
+
+def test_who_had_to_stay_in_m_and_is_used_has_another_round() -> None:
+    policy = holding(S3FIFOPolicy(), 10, {1: 1, 2: 1, 3: 1})
+    for visit in (10, 11):
+        policy.touched(1, visit)
+        policy.touched(2, visit)
+    assert policy.victim() == (3, 1)
+    policy.removed(3)
+    policy.withdraw(1)
+    assert policy.victim() == (2, 1)
+    policy.touched(1, visit=12)
+    policy.offer(1)
+    assert policy.victim() == (2, 1)
+
+
+def test_s_gives_until_it_is_as_small_as_it_should_be() -> None:
+    policy = holding(S3FIFOPolicy(), 20, {1: 1, 2: 3})
+    policy.touched(1, visit=10)
+    policy.touched(1, visit=11)
+    assert policy.victim() == (2, 2)
+    policy.shrunk(2, 2)
+    assert policy.victim() == (1, 1), "S has one, and should have two"
+
+
+def test_where_m_had_nothing_s_gives_no_more_than_it_has_to() -> None:
+    policy = holding(S3FIFOPolicy(), 100, {1: 1, 2: 5})
+    policy.touched(1, visit=10)
+    policy.touched(1, visit=11)
+    assert policy.victim() == (2, 1), "on the way 1 came to M"
+    policy.shrunk(2, 1)
+    assert policy.victim() == (1, 1)
+
+
+@pytest.mark.parametrize("make", [S3FIFOPolicy, SievePolicy, LFUPolicy, GDSFPolicy])
+def test_an_older_request_that_comes_back_is_no_new_use(make) -> None:
+    policy = holding(make(), 10, {8: 1, 9: 1})
+    for visit in (3, 4, 5):
+        policy.touched(8, visit)
+        policy.touched(9, visit)
+    assert policy.victim() in {(8, 1), (8, ALL)}
+    assert policy.joins(8, visit=8)
+
+
 # -- SIEVE ------------------------------------------------------------------------------------------
 
 
@@ -152,6 +223,19 @@ def test_what_had_to_stay_when_the_hand_came_leaves_as_soon_as_it_may() -> None:
     assert host.ask(8) == ["3"], "1 was used when the hand came"
 
 
+def test_what_had_to_stay_and_is_used_meanwhile_survives_this_round() -> None:
+    policy = holding(SievePolicy(), 10, {1: 1, 2: 1, 3: 1})
+    policy.withdraw(1)
+    assert policy.victim() == (2, ALL)
+    policy.touched(1, visit=10)
+    policy.offer(1)
+    order = []
+    while (named := policy.victim()) is not None:
+        order.append(named[0])
+        policy.removed(named[0])
+    assert order == [2, 3, 1]
+
+
 # -- LFU and GDSF -----------------------------------------------------------------------------------
 
 
@@ -177,6 +261,15 @@ def test_of_two_that_are_used_as_often_the_one_that_costs_less_leaves() -> None:
     host.ask(2)
     assert host.ask(3, 3) == ["2"]
     assert host.ask(4) == ["3.3"], "and a long prompt goes when the floor is as high"
+
+
+def test_what_is_left_of_a_prompt_is_worth_less_than_the_whole() -> None:
+    policy = holding(GDSFPolicy(), 10, {1: 5, 2: 4})
+    policy.withdraw(2)
+    assert policy.victim() == (1, ALL)
+    policy.shrunk(1, 2)
+    policy.offer(2)
+    assert policy.victim() == (1, ALL)
 
 
 @pytest.mark.parametrize("policy", [LFUPolicy(), GDSFPolicy()])
@@ -234,6 +327,16 @@ def test_any_order_of_calls_in_several_tiers_agrees_with_dicts(groups, tiers) ->
     for seed in range(5, 7):
         for losses in (0, 0.15) if len(tiers) > 1 else (0,):
             walk(seed, groups, [None if policy is None else policy() for policy in tiers], losses=losses)
+
+
+def holding(policy: Policy, capacity: int, counts: dict[int, int]) -> Policy:
+    """Fill a policy with runs of so many chunks, each of a visit of its own number."""
+    policy.resize(capacity)
+    for number, count in counts.items():
+        policy.inserted(number, count, visit=number, depth=0)
+        policy.touched(number, visit=number)
+        policy.offer(number)
+    return policy
 
 
 def run(*tokens: int) -> ChunkRun:

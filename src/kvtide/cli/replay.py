@@ -13,6 +13,7 @@ from kvtide.cli.replay_fractions import replay_fractions
 from kvtide.cli.replay_page import HtmlOption, refuse_page
 from kvtide.cli.replay_reading import (
     BlockOption,
+    ContinuedOption,
     FormatOption,
     SeedOption,
     SkipOption,
@@ -90,6 +91,7 @@ def replay(
     slower: SlowerOption = None,
     format_name: FormatOption = None,
     skip_bad_records: SkipOption = False,
+    continued: ContinuedOption = False,
     block_tokens: BlockOption = None,
     session_span: SpanOption = None,
     seed: SeedOption = 0,
@@ -109,7 +111,7 @@ def replay(
         if html is not None:
             refuse_page(html)
         reading = reading_of(
-            traces, format_name, skip_bad_records, block_tokens, session_span, seed, tokenizer
+            traces, format_name, skip_bad_records, continued, block_tokens, session_span, seed, tokenizer
         )
         disks = tuple(disk or ())
         served = ServingAsked(model, host_memory, disks, disk_queue, engine_blocks, rates, slower)

@@ -4,7 +4,7 @@ Knows the options and what is said about what was left out; formats are ``kvtide
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +41,15 @@ SkipOption = Annotated[
         "--skip-bad-records",
         metavar=NO_METAVAR,
         help="Leave out what cannot be read and say how much that was; otherwise the first ends it.",
+        rich_help_panel=PANEL,
+    ),
+]
+ContinuedOption = Annotated[
+    bool,
+    typer.Option(
+        "--continued",
+        metavar=NO_METAVAR,
+        help="Several files are parts of one trace, one after another; otherwise servers beside each other.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -108,6 +117,7 @@ def reading_of(
     paths: list[Path],
     format: str | None,
     skips: bool,
+    continued: bool,
     block_tokens: int | None,
     session_span_h: float | None,
     seed: int,
@@ -122,9 +132,9 @@ def reading_of(
         raise ConfigError("--block-tokens", block_tokens, "give a whole number of tokens from 1 up")
     if session_span_h is not None and not 0 <= session_span_h <= MOST_HOURS:
         raise ConfigError("--session-span", session_span_h, f"give hours from 0 to {MOST_HOURS}")
-    options = TraceOptions(block_tokens, seed, tokenizer=tokenizer)
+    options = TraceOptions(block_tokens, seed, tokenizer=tokenizer, continued=continued)
     if session_span_h is not None:
-        options = TraceOptions(block_tokens, seed, 3600 * session_span_h, tokenizer)
+        options = replace(options, session_span_s=3600 * session_span_h)
     return Reading(paths, format, skips, options)
 
 

@@ -57,7 +57,6 @@ class GreedyDual:
         self._offered[run] = 0
         self._counts[run], self._depths[run] = count, depth
         self._uses[run], self._visitors[run] = 1, visit
-        self._queued.pop(run, None)
         self._refresh(run)
 
     def joins(self, run: int, visit: int) -> bool:
