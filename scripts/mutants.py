@@ -349,8 +349,8 @@ MUTANTS = (
         "no-room-is-made",
         "F4",
         "manager/cpu.py",
-        "evicted = self._evict(wanted - self._slots.free_count)",
-        "evicted = self._evict(0)",
+        "gone = self._evict(missing, newcomer)",
+        "gone = self._evict(0, newcomer)",
         "a full pool stays as it is, whatever is asked for now",
     ),
     Mutant(
