@@ -54,7 +54,7 @@ class TierSettings(BaseModel):
     queue: ByteSize = Field(default=ByteSize(256 << 20), gt=0)
     deadline_s: float = Field(default=2.0, gt=0, le=600)
     demotion: DEMOTIONS = "at_once"
-    eviction_policy: POLICY_NAMES = "lru"
+    eviction_policy: POLICY_NAMES = "adaptive"
     # May hold a password: never shown.
     options: dict[str, Any] = Field(default_factory=dict, repr=False, exclude=True)
 
@@ -117,7 +117,7 @@ class KVTideConfig(BaseModel):
         json_schema_extra={"hint": "give a whole number of tokens from 0 to 1048576"},
     )
     eviction_policy: POLICY_NAMES = Field(
-        default="lru",
+        default="adaptive",
         description="Which chunk leaves when the pool is full: the least recently used (lru), recency and"
         " frequency in balance (arc), what brings the fewest hits for its place, as learnt, and then is not"
         " stored at all (adaptive), or another policy, see policies.md. A chunk never leaves before what"
@@ -207,7 +207,7 @@ class KVTideConfig(BaseModel):
         json_schema_extra={"hint": "known policies: at_once, second_sight, on_eviction"},
     )
     disk_eviction_policy: POLICY_NAMES = Field(
-        default="lru",
+        default="adaptive",
         description="Which chunk leaves when the disk's limit is reached; see eviction_policy.",
         json_schema_extra={"hint": POLICY_HINT},
     )

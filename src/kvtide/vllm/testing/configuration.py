@@ -167,7 +167,9 @@ class Configuration:
 
 CONFIGURATIONS = tuple(
     Configuration(*values)
-    for values in itertools.product((False, True), tuple(Runner), (1, 2, 4), (True, False), ("lru", "arc"))
+    for values in itertools.product(
+        (False, True), tuple(Runner), (1, 2, 4), (True, False), ("lru", "arc", "adaptive")
+    )
 )
 
 
