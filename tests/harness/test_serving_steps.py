@@ -79,7 +79,7 @@ def listening(patch: pytest.MonkeyPatch) -> Calls:
 
 def run_vllm(folder: Path, requests: Drawn, **shape: Any) -> int:
     """Run them through vLLM's scheduler; says how many slots host memory has."""
-    engine = Harness(folder, tokens_per_block=BLOCK, defer_limit_s=0, **shape)
+    engine = Harness(folder, tokens_per_block=BLOCK, defer_limit_s=0, eviction_policy="lru", **shape)
     engine.store.auto_finish = engine.load.auto_finish = True
     left, at = list(enumerate(requests)), 0
     while left or engine.busy:

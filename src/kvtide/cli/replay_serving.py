@@ -188,7 +188,7 @@ def size_of(option: str, text: str, hint: str = "give a size such as 64GiB") -> 
 
 
 def disk_of(text: str, number: int, queue: str | None = None) -> TierSetup:
-    """Read ``1TiB@6GB/s``; threads, deadline and, unless it is given, queue are a server's own defaults.
+    """Read ``1TiB@6GB/s``; threads, deadline, policy and, if not given, queue are a server's own defaults.
 
     Raises:
         ConfigError: It is none.
@@ -207,7 +207,8 @@ def disk_of(text: str, number: int, queue: str | None = None) -> TierSetup:
     )
     name = "disk" if number == 1 else f"disk{number}"
     queue_bytes = int(fields["disk_queue"].default) if queue is None else size_of("--disk-queue", queue)
-    return TierSetup(name, capacity, rates, queue_bytes=queue_bytes)
+    policy = str(fields["disk_eviction_policy"].default)
+    return TierSetup(name, capacity, rates, eviction_policy=policy, queue_bytes=queue_bytes)
 
 
 def _judged(asked: ServingAsked) -> tuple[dict[str, int], ServingSetup]:

@@ -14,7 +14,7 @@ from typing import Any
 from kvtide.demo.conversation import FIRST_PROMPT_TOKENS
 from kvtide.demo.errors import DemoError
 from kvtide.demo.model import KV_BYTES_PER_TOKEN
-from kvtide.demo.phases import KVTIDE, RECOMPUTE, WARM_UP_PROMPTS, WARM_UP_TOKENS
+from kvtide.demo.phases import KVTIDE, RECOMPUTE, REFERENCE, WARM_UP_PROMPTS, WARM_UP_TOKENS
 from kvtide.demo.servers import MAX_BATCHED_TOKENS
 from kvtide.errors import ConfigError
 from kvtide.sim.serving import ServingSetup, serve
@@ -92,10 +92,10 @@ def predict(report: Mapping[str, Any]) -> Prediction:
 
 
 def rates_of(report: Mapping[str, Any]) -> EngineRates:
-    """Calibrate: prompts from the server that recomputes all, steps from answers of kvtide's first turns."""
+    """Calibrate with what loaded nothing: first turns, what was recomputed, hits of an engine itself."""
     computed = []
     for record in report["requests"]:
-        for name in (RECOMPUTE, KVTIDE):
+        for name in (RECOMPUTE, REFERENCE, KVTIDE):
             reply = record[name]
             if reply is None or reply["loaded_tokens"]:
                 continue

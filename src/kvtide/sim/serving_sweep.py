@@ -1,9 +1,9 @@
 """The same trace served with several setups, in processes side by side.
 
-Knows nothing of either: processes are ``processes``', a setup and what comes of it are ``serving``'s.
+Knows how a sweep is spread and told; a setup and what comes of it are ``serving``'s.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import closing
 
 from kvtide.sim.processes import spread
@@ -34,10 +34,14 @@ def serve_all(
         KVTideError: A process died.
     """
     jobs = min(jobs, len(setups))
-    if jobs > 1:
-        found = dict(_in_processes(requests, setups, jobs, passed))
-        return [found[index] for index in range(len(setups))]
-    return [_here(requests, setup, passed) for setup in setups]
+    if jobs <= 1:
+        return [_here(requests, setup, passed) for setup in setups]
+    found: dict[int, ServingResult] = {}
+    with closing(spread(serve, requests, setups, jobs, lambda: passed(0))) as ended:
+        for index, result in ended:
+            found[index] = result
+            passed(len(requests))
+    return [found[index] for index in range(len(setups))]
 
 
 def _here(
@@ -51,15 +55,3 @@ def _here(
         told = count
 
     return serve(requests, setup, seen)
-
-
-def _in_processes(
-    requests: Sequence[TraceRequest],
-    setups: Sequence[ServingSetup],
-    jobs: int,
-    passed: Callable[[int], object],
-) -> Iterator[tuple[int, ServingResult]]:
-    with closing(spread(serve, requests, setups, jobs, lambda: passed(0))) as ended:
-        for one in ended:
-            passed(len(requests))
-            yield one
