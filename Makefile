@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.kvtide-setup
 
-.PHONY: help setup demo restart-demo test test-tiers servers test-browser browser sim mutants kill-trial frozen-disk frozen-store check bench clean
+.PHONY: help setup demo restart-demo prediction test test-tiers servers test-browser browser sim mutants kill-trial frozen-disk frozen-store check bench clean
 
 help: ## what can be run
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -19,6 +19,9 @@ demo: setup ## the main job: three real servers, one conversation, a table and a
 
 restart-demo: setup ## the same with a disk: the server is killed, started again, and asked again
 	@$(BIN)/kvtide demo --restart
+
+prediction: setup ## the demo, and whether a replay of it says what was hit and how soon the first token came
+	@$(BIN)/kvtide demo; $(BIN)/python scripts/check_prediction.py build/demo/report.json
 
 test: setup ## units, the harness around vLLM's real scheduler, and the real engine
 	@$(BIN)/python -m pytest tests --ignore tests/servers --ignore tests/browser
