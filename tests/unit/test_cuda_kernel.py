@@ -14,8 +14,17 @@ import pytest
 SOURCE = Path(__file__).parents[2] / "src"
 
 INTERPRETED = """
+    import ctypes
+    import mmap
     import numpy as np
     from kvtide.transfer.kernels_triton import BLOCK_BYTES, PROGRAMS, move_pieces
+
+    library = ctypes.CDLL(None)
+    library.mmap.restype = ctypes.c_void_p
+    rights, private_anonymous_below_2_gib = mmap.PROT_READ | mmap.PROT_WRITE, 0x62
+    low = library.mmap(None, ctypes.c_size_t(4096), rights, private_anonymous_below_2_gib, -1, 0)
+    assert 0 < low < 1 << 31
+    low_table = np.ctypeslib.as_array((ctypes.c_int64 * 3).from_address(low))
 
     noise = np.random.default_rng(7)
     for storing in (True, False):
@@ -45,8 +54,11 @@ INTERPRETED = """
                 expected[to : to + size] = source[begin : begin + size]
             move_pieces(table.ctypes.data, len(sizes), wide)
             assert (target == expected).all(), (storing, wide, int((target != expected).sum()))
-            one = np.array([[starts[0]], [starts[1]], [32]], dtype=np.int64)
-            move_pieces(one.ctypes.data, 1, wide)
+            low_table[:] = starts[0], starts[1], 32
+            begin, to = starts[0] - source.ctypes.data, starts[1] - target.ctypes.data
+            target[to : to + 32] = 0xA5
+            move_pieces(low, 1, wide)
+            assert (target[to : to + 32] == source[begin : begin + 32]).all()
     print("every byte", end="")
 """
 

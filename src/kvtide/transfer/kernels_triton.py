@@ -19,7 +19,8 @@ BLOCK_BYTES = 8192
 def _move_pieces(table, count, WIDE: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
     # No other annotations: what is compiled may name nothing but Triton's own.
     # The table was written by the host a moment ago: volatile, so that no cache answers for it.
-    sources = table.to(tl.pointer_type(tl.int64))
+    # Triton takes a number that fits in 32 bits for one of 32: an address may be that low.
+    sources = table.to(tl.int64).to(tl.pointer_type(tl.int64))
     lanes = tl.arange(0, BLOCK)
     for piece in range(tl.program_id(0), count, tl.num_programs(0)):
         source = tl.load(sources + piece, volatile=True)
