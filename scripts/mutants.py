@@ -349,8 +349,8 @@ MUTANTS = (
         "no-room-is-made",
         "F4",
         "manager/cpu.py",
-        "gone = self._evict(missing, newcomer)",
-        "gone = self._evict(0, newcomer)",
+        "return wanted, self._evict(wanted - self._slots.free_count)",
+        "return wanted, self._evict(0)",
         "a full pool stays as it is, whatever is asked for now",
     ),
     Mutant(

@@ -289,6 +289,8 @@ class CPUOffloadingManager(OffloadingManager):
         Returns:
             How many of the ``wanted`` chunks are worth a slot, whether there is one or not; who left.
         """
+        if not self.catalog.refuses(HOST):
+            return wanted, self._evict(wanted - self._slots.free_count)
         evicted, begin = PackedKeys(), start * stride
         ahead = self._slots.capacity // ROOM_WANTED if self._frees_ahead else 0
         room = max(0, self._slots.free_count - ahead)

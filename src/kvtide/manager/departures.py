@@ -88,6 +88,10 @@ class Departures(Residency):
         self._forget(tier)
         return gone
 
+    def refuses(self, tier: int) -> bool:
+        """Whether a tier's policy ever says that something is not worth a place."""
+        return self._learning[tier] is not None
+
     def worth(self, tier: int, visit: int, start: int, stop: int, room: int) -> int:
         """Say up to which position what a visit would bring is worth a place, as things are.
 
