@@ -36,7 +36,6 @@ REMAINS_PER_STEP = 4
 ROOM_WANTED = 40
 """One slot in so many is freed ahead, when four fifths of that are left. A full pool hands out crumbs."""
 
-
 NOBODY = -1
 """No visit: whoever has it is compared with nobody."""
 
@@ -259,9 +258,9 @@ class CPUOffloadingManager(OffloadingManager):
         if wanted:
             keys, stride = self._positions(run)[0], self.groups[run.group_index].stride
             self.catalog.recall(HOST, keys, gap.start * stride, (gap.start + wanted) * stride)
-            # What is extended is pinned, hence not evicted to make room.
             # Who wants all of a request may have it.
             visit = ctx.visit if ctx.policy is OffloadPolicy.CHUNK_LEVEL else NOBODY
+            # What is extended is pinned, hence not evicted to make room.
             worth, evicted = self._make_room(gap.start, wanted, stride, visit)
             if worth < wanted:
                 wanted, refusal = worth, Refusal.BYPASSED
