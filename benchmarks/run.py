@@ -7,6 +7,7 @@ import sys
 import time
 import traceback
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,7 @@ Examples:
 
   benchmarks/run.py --list
 
-  benchmarks/run.py --only no_hit_overhead
+  benchmarks/run.py --only no_hit_overhead     (one by name may take longer than among all)
 
   benchmarks/run.py --judge build/bench/results.json     (no measuring: the samples of an earlier run)
 """
@@ -83,9 +84,10 @@ def main(
     if show_list:
         _list(registry)
         return
+    given = Bench(out, model, lambda text, done, total: None, alone=bool(only))
     try:
         chosen = [registry.get(name) for name in only or []] or registry.all()
-        machine, results = _judge(judge, registry) if judge else _measure(chosen, registry, out, model)
+        machine, results = _judge(judge, registry) if judge else _measure(chosen, registry, given)
     except (KeyError, UnfitError) as error:
         screen.print(f"bench: {error.args[0]}", style="red", markup=False)
         raise typer.Exit(COULD_NOT) from None
@@ -104,7 +106,7 @@ def main(
 
 def _list(registry: Registry) -> None:
     for one in registry.all():
-        print(f"{one.name:20} about {one.about_s / 60:.0f} min  {one.asks}")
+        print(f"{one.name:16} {one.about_s:4.0f} s, alone {one.alone_s:4.0f} s  {one.asks}")
 
 
 def _judge(path: Path, registry: Registry) -> tuple[Mapping[str, object], list[Result]]:
@@ -112,18 +114,18 @@ def _judge(path: Path, registry: Registry) -> tuple[Mapping[str, object], list[R
 
 
 def _measure(
-    chosen: Sequence[Benchmark], registry: Registry, out: Path, model: Path | None
+    chosen: Sequence[Benchmark], registry: Registry, bench: Bench
 ) -> tuple[Mapping[str, object], list[Result]]:
-    out.mkdir(parents=True, exist_ok=True)
+    bench.folder.mkdir(parents=True, exist_ok=True)
     machine = environment()
     quiet = wait_quiet(START_QUIET_S)
     if not quiet:
         screen.print("bench: others are at work on this machine; figures will be rough", style="yellow")
-    results = [_run(one, registry, out, model) for one in chosen]
+    results = [_run(one, registry, bench) for one in chosen]
     return {**machine, "quiet_at_start": quiet}, results
 
 
-def _run(one: Benchmark, registry: Registry, out: Path, model: Path | None) -> Result:
+def _run(one: Benchmark, registry: Registry, bench: Bench) -> Result:
     columns = (
         SpinnerColumn(),
         TextColumn("{task.fields[name]}"),
@@ -145,7 +147,7 @@ def _run(one: Benchmark, registry: Registry, out: Path, model: Path | None) -> R
                 )
 
         try:
-            samples: tuple[Sample, ...] = tuple(one.measure(Bench(out, model, tell)))
+            samples: tuple[Sample, ...] = tuple(one.measure(replace(bench, progress=tell)))
         except UnfitError as error:
             return Result(one.name, one.asks, time.monotonic() - began_s, (), None, str(error))
         except Exception as error:

@@ -46,11 +46,13 @@ class Bench:
         folder: Where logs may be left; exists.
         model: A model's folder instead of the default model, None for that.
         progress: Told what is going on: a text, how many steps are done, and of how many.
+        alone: It was asked for by name: it may take ``alone_s`` instead of ``about_s``, for more rounds.
     """
 
     folder: Path
     model: Path | None
     progress: Callable[[str, int, int], None]
+    alone: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +62,8 @@ class Benchmark:
     Attributes:
         name: That of its file.
         asks: The question it answers, one line.
-        about_s: How long it takes on a quiet machine.
+        about_s: How long it takes on a quiet machine, as one of all.
+        alone_s: The same when it was asked for by name.
         measure: Takes the samples; raises ``UnfitError`` when it cannot.
         judge: Samples to verdict, pure: the same samples give the same verdict, also from a file.
     """
@@ -68,6 +71,7 @@ class Benchmark:
     name: str
     asks: str
     about_s: float
+    alone_s: float
     measure: Callable[[Bench], list[Sample]]
     judge: Callable[[Sequence[Sample]], Verdict]
 
@@ -79,9 +83,15 @@ class Registry:
         self._benchmarks: dict[str, Benchmark] = {}
 
     def benchmark(
-        self, name: str, *, asks: str, about_s: float, judge: Callable[[Sequence[Sample]], Verdict]
+        self,
+        name: str,
+        *,
+        asks: str,
+        about_s: float,
+        judge: Callable[[Sequence[Sample]], Verdict],
+        alone_s: float | None = None,
     ) -> Callable[[Callable[[Bench], list[Sample]]], Callable[[Bench], list[Sample]]]:
-        """Register the function that is decorated.
+        """Register the function that is decorated; without ``alone_s`` it always does the same.
 
         Raises:
             ValueError: The name is taken.
@@ -90,7 +100,9 @@ class Registry:
             raise ValueError(f"there are two benchmarks of the name {name}")
 
         def register(measure: Callable[[Bench], list[Sample]]) -> Callable[[Bench], list[Sample]]:
-            self._benchmarks[name] = Benchmark(name, asks, about_s, measure, judge)
+            self._benchmarks[name] = Benchmark(
+                name, asks, about_s, about_s if alone_s is None else alone_s, measure, judge
+            )
             return measure
 
         return register

@@ -75,10 +75,24 @@ def test_two_of_one_name_are_refused() -> None:
         registry.benchmark("made_up", asks="", about_s=1, judge=judge)
 
 
+def test_who_is_asked_for_by_name_may_take_longer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    registry, told = Registry(), []
+
+    @registry.benchmark("made_up", asks="Is it?", about_s=60, alone_s=90, judge=judge)
+    def measure(bench: Bench) -> list[Sample]:
+        told.append(bench.alone)
+        return [{"ratio": 1.0}]
+
+    bench(monkeypatch, registry, "--out", tmp_path)
+    bench(monkeypatch, registry, "--out", tmp_path, "--only", "made_up")
+    assert told == [False, True]
+    assert registry.get("made_up").alone_s == 90
+
+
 def test_list_names_each_and_runs_none(monkeypatch: pytest.MonkeyPatch) -> None:
     code, said = bench(monkeypatch, made_up(error=RuntimeError("was run")), "--list")
     assert code == 0
-    assert said.split() == ["made_up", "about", "1", "min", "Is", "it?"]
+    assert said.split() == ["made_up", "60", "s,", "alone", "60", "s", "Is", "it?"]
 
 
 def test_an_unknown_name_is_answered_with_those_there_are(
