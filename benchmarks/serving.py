@@ -14,7 +14,7 @@ from benchmarks.serve.judge_cold import judge_cold
 from benchmarks.serve.judge_hits import judge_hits
 from benchmarks.serve.runs import cold_session, engines_of, hit_rounds
 from benchmarks.serve.tiny import tiny_model
-from benchmarks.serve.vocabulary import ARMS, COLD, COLD_ARMS, LOADS, LONG, WARM
+from benchmarks.serve.vocabulary import ARMS, COLD, COLD_ARMS, CONNECTED, LOADS, LONG, WARM
 
 # Where a process's pages lie is a matter of luck that lasts as long as the process: fresh ones are drawn.
 SESSIONS = 2
@@ -47,8 +47,8 @@ def judge(samples: Sequence[Sample]) -> Verdict:
 @benchmark(
     "serving",
     asks="What does serving gain, beside vLLM's own connector and beside none?",
-    about_s=300,
-    alone_s=590,
+    about_s=280,
+    alone_s=560,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:
@@ -72,9 +72,10 @@ def measure(bench: Bench) -> list[Sample]:
             samples += cold_session(engines, vocabulary, session, pairs, limit_s, say)
         done += 1
     for part, folder in ((WARM, model), (LONG, tiny)):
-        say(f"{part}: starting three engines")
-        with engines_of(part, ARMS, folder, bench.folder) as (engines, vocabulary):
-            other = LOADS[part].other_rounds[bench.alone]
+        other = LOADS[part].other_rounds[bench.alone]
+        arms = ARMS if other else CONNECTED
+        say(f"{part}: starting {len(arms)} engines")
+        with engines_of(part, arms, folder, bench.folder) as (engines, vocabulary):
             limit_s = PART_LIMIT_ALONE_S if bench.alone else PART_LIMIT_S
             samples += hit_rounds(part, engines, vocabulary, other, limit_s, say)
         done += 1
