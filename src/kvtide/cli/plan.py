@@ -47,7 +47,7 @@ def plan(
     model: Annotated[
         str,
         typer.Argument(
-            metavar="MODEL|CONFIG", help="A model's name, or its config.json or folder.", show_default=False
+            metavar="MODEL", help="A model's name, or its config.json or folder.", show_default=False
         ),
     ],
     host_memory: Annotated[

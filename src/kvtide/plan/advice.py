@@ -9,7 +9,7 @@ from math import ceil
 
 from kvtide.config import KVTideConfig
 from kvtide.geometry import GroupKind
-from kvtide.plan.capacity import Conversation, all_chunks, chunks_of, record_bytes
+from kvtide.plan.capacity import Conversation, all_chunks, chunks_of, on_disk, record_bytes
 from kvtide.plan.groups import ModelKV
 from kvtide.transfer.memory import humanised
 
@@ -91,17 +91,22 @@ def restore_interval_for(kv: ModelKV) -> int:
     return -(-WINDOWS_APART * max(windows, default=0) // least) * least
 
 
-def advice_for(kv: ModelKV, budget: Budget, conversation: Conversation) -> list[Advice]:
+def advice_for(
+    kv: ModelKV, budget: Budget, conversation: Conversation, prompt_s: float | None = None
+) -> list[Advice]:
     """Say what to set.
 
     Args:
         kv: With the ``blocks_per_chunk`` that would be set.
         budget: What there is.
         conversation: With the ``restore_interval`` that would be set.
+        prompt_s: Seconds to compute one; None where that is not known.
     """
     found = [*_of_chunks(kv, conversation), *_of_stores(kv, conversation)]
     if budget.disk_limit:
         found += [*_of_the_disk(kv, conversation), *_of_promotions(kv, budget, conversation)]
+        if prompt_s is not None:
+            found += _of_demotion(kv, budget, conversation, prompt_s)
     return found
 
 
@@ -157,6 +162,19 @@ def _of_the_disk(kv: ModelKV, conversation: Conversation) -> Iterator[Advice]:
             humanised(_queue(written)).replace(" ", ""),
             f"a step of {conversation.step_tokens:,} tokens writes {humanised(written)} on each rank; what"
             " does not fit into the queue is skipped",
+        )
+
+
+def _of_demotion(
+    kv: ModelKV, budget: Budget, conversation: Conversation, prompt_s: float
+) -> Iterator[Advice]:
+    computed = on_disk(kv, budget.disk_limit, conversation).bytes_per_conversation / prompt_s
+    if computed > budget.disk_bytes_per_s:
+        yield Advice(
+            "disk_demotion",
+            "second_sight",
+            f"prompts computed without a pause leave {computed / 1e9:.1f} GB/s to be written, the disk takes"
+            f" {budget.disk_bytes_per_s / 1e9:.1f}: what is asked for twice goes to disk",
         )
 
 

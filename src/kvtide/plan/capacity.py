@@ -59,7 +59,7 @@ def conversation_of(kv: ModelKV, tokens: int, step_tokens: int, restore_interval
         hint = f"give tokens from {least}, a chunk of this model, to {MOST_TOKENS}"
         raise ConfigError("--conversation", tokens, hint)
     if not 1 <= step_tokens <= MOST_TOKENS:
-        raise ConfigError("--step", step_tokens, f"give tokens from 1 to {MOST_TOKENS}")
+        raise ConfigError("--max-num-batched-tokens", step_tokens, f"give tokens from 1 to {MOST_TOKENS}")
     return Conversation(tokens, step_tokens, restore_interval)
 
 

@@ -66,8 +66,8 @@ class Plan:
         fits: By tier, the nearest first; the device only where it is known and the weights are.
         break_evens: By length of prefix; none without an accelerator.
         advice: What to set beside the budget.
-        weight_bytes: Of all weights; None where unknown.
-        met_parameters: By each token of a prompt; None where unknown.
+        weight_bytes: Of all weights; None where unknown, or not asked for.
+        met_parameters: By each token of a prompt; likewise.
     """
 
     configuration: Configuration
@@ -98,30 +98,38 @@ def plan_for(configuration: Configuration, asked: Asked) -> Plan:
     fields = Fields(configuration.fields, configuration.name)
     layers = layers_of(fields)
     kv = _kv(layers, asked)
-    step = asked.step_tokens or (asked.accelerator.step_tokens if asked.accelerator else USUAL_STEP_TOKENS)
+    usual = asked.accelerator.step_tokens if asked.accelerator else USUAL_STEP_TOKENS
+    step = usual if asked.step_tokens is None else asked.step_tokens
     interval = restore_interval_for(kv) if asked.restore_interval is None else asked.restore_interval
     conversation = conversation_of(kv, asked.conversation_tokens, step, interval)
     fits = [in_host_memory(kv, asked.budget.host_memory, conversation)]
     if asked.budget.disk_limit:
         fits.append(on_disk(kv, asked.budget.disk_limit, conversation))
-    parameters = parameters_of(fields, layers)
-    weights = asked.weight_bytes
-    if weights is None and parameters is not None:
-        weights = weight_bytes(fields, parameters, layers.dtype_bytes)
-    met = asked.met_parameters or (parameters.met if parameters else None)
-    evens: list[BreakEven] = []
-    if asked.accelerator is not None:
-        if weights is not None:
-            fits.insert(0, on_device(kv, _left(asked.accelerator, asked.ranks, weights), conversation))
-        if met is None:
-            hint = (
-                f"cannot be counted for a model of type {fields.text('model_type')!r}: give it, such as 8e9"
-            )
-            raise ConfigError("--active-parameters", None, hint)
-        engine = engine_of(kv, asked.accelerator, met, computes_in_fp8(fields), asked.utilisation)
-        evens = break_evens(engine, disk=asked.budget.disk_bytes_per_s or None)
-    advice = advice_for(kv, asked.budget, conversation)
+    if asked.accelerator is None:
+        advice = advice_for(kv, asked.budget, conversation)
+        return Plan(configuration, kv, conversation, fits, [], advice, asked.weight_bytes, None)
+    weights, met = _weights_and_met(fields, layers, asked)
+    if weights is not None:
+        fits.insert(0, on_device(kv, _left(asked.accelerator, asked.ranks, weights), conversation))
+    engine = engine_of(kv, asked.accelerator, met, computes_in_fp8(fields), asked.utilisation)
+    evens = break_evens(engine, disk=asked.budget.disk_bytes_per_s or None)
+    advice = advice_for(kv, asked.budget, conversation, engine.prompt_s(conversation.tokens))
     return Plan(configuration, kv, conversation, fits, evens, advice, weights, met)
+
+
+def _weights_and_met(fields: Fields, layers: ModelLayers, asked: Asked) -> tuple[int | None, int]:
+    """Say what weights take, None where that is not known, and how many parameters a token meets."""
+    weights, met = asked.weight_bytes, asked.met_parameters
+    if weights is None or met is None:
+        parameters = parameters_of(fields, layers)
+        if parameters is not None:
+            known = weight_bytes(fields, parameters, layers.dtype_bytes)
+            weights = known if weights is None else weights
+            met = parameters.met if met is None else met
+    if met is None:
+        hint = f"cannot be counted for a {fields.text('model_type')!r}: give it, such as 8e9"
+        raise ConfigError("--active-parameters", None, hint)
+    return weights, met
 
 
 def _kv(layers: ModelLayers, asked: Asked) -> ModelKV:
