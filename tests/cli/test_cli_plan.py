@@ -14,6 +14,7 @@ from kvtide.config import resolve
 from kvtide.errors import ConfigError
 from kvtide.plan.models import known_models
 
+PAGE = Path(__file__).parents[2] / "docs" / "plan.md"
 WHOLE = ("--host-memory", "64GiB", "--disk", "1TB", "--accelerator", "h200", "--tp", "8", "--kv-dtype", "fp8")
 
 
@@ -119,3 +120,13 @@ def test_tokens_are_read_as_people_write_them(text: str, tokens: int) -> None:
 def test_tokens_that_are_none_are_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="--conversation"):
         tokens_of("--conversation", text)
+
+
+def test_the_page_shows_what_the_commands_in_it_print() -> None:
+    blocks = PAGE.read_text().split("```")
+    shown = [(blocks[at], blocks[at + 2]) for at in range(1, len(blocks), 2) if "$ kvtide plan" in blocks[at]]
+    assert len(shown) == 2
+    for command, expected in shown:
+        result = run(*shlex.split(command)[4:])
+        printed = "\n".join(line.rstrip() for line in result.stdout.splitlines())
+        assert expected.removeprefix("text\n").strip() in printed

@@ -142,6 +142,7 @@ LLAMA = {"num_hidden_layers": 4, "num_attention_heads": 8, "num_key_value_heads"
         ({"sliding_window": 64, "layer_types": ["full_attention", "sliding_attention"] * 2}, "FSFS"),
         ({"attention_chunk_size": 64, "no_rope_layers": [1, 1, 0, 1]}, "CCFC"),
         ({"attention_chunk_size": 64}, "CCCF"),
+        ({"attn_type_list": [1, 1, 1, 1]}, "FFFF"),
         ({"attention_chunk_size": None, "layer_types": ["full_attention"] * 4}, "FFFF"),
     ],
 )
@@ -160,7 +161,7 @@ NEEDED = {
     "qwen3-next-80b-a3b": (
         *ALWAYS,
         "full_attention_interval",
-        "linear_num_key_heads",
+        "linear_num_value_heads",
         "linear_conv_kernel_dim",
     ),
 }
@@ -184,6 +185,8 @@ def test_every_field_that_is_needed_is_missed_by_name(name: str) -> None:
         ({"index_topk": 2048}, "index_topk is 2048 there, and sparse attention"),
         ({"hybrid_override_pattern": "M-M*"}, "hybrid_override_pattern is 'M-M"),
         ({"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
+        ({"attn_type_list": [0, 0, 0, 1]}, "attn_type_list is [0, 0, 0, 1] there, and the states"),
+        ({"full_attention_interval": 4}, "linear_num_key_heads is None"),
         ({"is_encoder_decoder": True}, "cross attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),
         ({"layer_types": "full"}, "layer_types is no list"),

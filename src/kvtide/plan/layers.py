@@ -40,6 +40,7 @@ NOT_READ = {
     "num_key_value_heads_per_layer": "layers that differ in KV heads are not counted right",
     "swa_num_key_value_heads": "layers that differ in KV heads are not counted right",
     "swa_head_dim": "layers that differ in the size of their heads are not counted right",
+    "hybrid_layer_pattern": "layers that differ in KV heads are not counted right",
     "hybrid_override_pattern": "the states of these recurrent layers are not known here",
     "layers_block_type": "the states of these recurrent layers are not known here",
     "attn_layer_period": "the states of these recurrent layers are not known here",
@@ -110,7 +111,7 @@ def layers_of(fields: Fields) -> ModelLayers:
         ConfigError: A field is missing, wrong, or says something that is not understood; names it.
     """
     for field, reason in NOT_READ.items():
-        if fields.has(field):
+        if fields.has(field) and not _is_plain(fields, field):
             fields.refuse(field, f"{reason}: this model cannot be planned for")
     count = fields.count("num_hidden_layers")
     if count > MOST_LAYERS:
@@ -131,6 +132,12 @@ def layers_of(fields: Fields) -> ModelLayers:
     )
 
 
+def _is_plain(fields: Fields, field: str) -> bool:
+    """Whether a field that could say something else says that all layers are of full attention."""
+    value = fields.fields[field]
+    return field == "attn_type_list" and isinstance(value, list) and all(kind == 1 for kind in value)
+
+
 def _kinds(fields: Fields, count: int) -> list[str]:
     """Say which kind each layer is of, in the words of ``layer_types``."""
     if fields.has("layer_types"):
@@ -139,7 +146,7 @@ def _kinds(fields: Fields, count: int) -> list[str]:
             if kind not in MAKERS:
                 fields.refuse("layer_types", f"known are {', '.join(MAKERS)}", kind)
         return kinds
-    if fields.has("linear_num_value_heads"):
+    if fields.has("linear_num_value_heads") or fields.has("full_attention_interval"):
         return _every(fields.count("full_attention_interval"), RECURRENT, count)
     if fields.has("attention_chunk_size"):
         return _local_kinds(fields, count)

@@ -24,6 +24,8 @@ GATED = {
     "gemma3_text",
     "gpt_oss",
     "llama4_text",
+    "glm4_moe",
+    "kimi_k2",
     "deepseek_v2",
     "deepseek_v3",
 }
