@@ -121,7 +121,11 @@ def _weights_and_met(fields: Fields, layers: ModelLayers, asked: Asked) -> tuple
     """Say what weights take, None where that is not known, and how many parameters a token meets."""
     weights, met = asked.weight_bytes, asked.met_parameters
     if weights is None or met is None:
-        parameters = parameters_of(fields, layers)
+        try:
+            parameters = parameters_of(fields, layers)
+        except ConfigError as error:
+            hint = f"{error.hint}; or give --weights and --active-parameters"
+            raise ConfigError(error.setting, error.value, hint) from None
         if parameters is not None:
             known = weight_bytes(fields, parameters, layers.dtype_bytes)
             weights = known if weights is None else weights

@@ -67,7 +67,11 @@ def parameters_of(fields: Fields, layers: ModelLayers) -> Parameters | None:
         total += mixing + dense + routed
         met += mixing + dense + chosen
         in_experts += routed
-    tables = width * fields.count("vocab_size") * (1 if fields.has("tie_word_embeddings") else 2)
+    # The classes of Gemma use one table both ways unless told otherwise.
+    usual = fields.text("model_type").startswith("gemma")
+    tables = (
+        width * fields.count("vocab_size") * (1 if fields.fields.get("tie_word_embeddings", usual) else 2)
+    )
     return Parameters(total + tables, met, in_experts)
 
 
