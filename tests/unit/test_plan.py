@@ -251,6 +251,13 @@ def test_queues_take_a_step_of_a_large_model_and_the_next() -> None:
     assert int(KVTideConfig.model_fields["disk_queue"].default) < GIB
 
 
+def test_no_queue_is_larger_than_the_memory_that_what_waits_lies_in() -> None:
+    asked = Asked(Budget(3 * GIB, TB, 6.5e9), Ranks(2), step_tokens=1 << 20)
+    settings = advised(planned("llama-3.1-8b", asked))
+    assert (settings["store_queue"], settings["disk_queue"]) == ("3GiB", "1.5GiB")
+    assert "disk_queue" not in advised(planned("llama-3.1-8b", replace(asked, budget=Budget(GIB >> 2, TB))))
+
+
 def test_small_records_are_joined_where_all_chunks_are_alike() -> None:
     disk = Budget(64 * GIB, TB, 6.5e9)
     assert "blocks_per_chunk" not in advised(planned("llama-3.1-8b", Asked(disk, Ranks())))

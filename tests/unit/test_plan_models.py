@@ -186,6 +186,8 @@ def test_every_field_that_is_needed_is_missed_by_name(name: str) -> None:
         ({"hybrid_override_pattern": "M-M*"}, "hybrid_override_pattern is 'M-M"),
         ({"num_kv_shared_layers": 10}, "num_kv_shared_layers"),
         ({"attn_type_list": [0, 0, 0, 1]}, "attn_type_list is [0, 0, 0, 1] there, and the states"),
+        ({"layer_types": ["linear_attention"] * 4}, "no layer of this model keeps KV"),
+        ({"full_attention_interval": 9}, "full_attention_interval is 9 there, and no layer"),
         ({"full_attention_interval": 4}, "linear_num_key_heads is None"),
         ({"is_encoder_decoder": True}, "cross attention"),
         ({"layer_types": ["full_attention"]}, "layer_types has 1 entries"),

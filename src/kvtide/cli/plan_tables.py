@@ -185,7 +185,8 @@ def _show_groups(plan: Plan) -> None:
     alike = [group for group in kv.groups if kv.shards(group) < tensor]
     if alike:
         apart = kv.shards(alike[0])
-        who = f"all {tensor} ranks" if apart == 1 else f"each {tensor // apart} of {tensor} ranks"
+        of = f"{tensor} ranks{' of a stage' if stages > 1 else ''}"
+        who = f"all {of}" if apart == 1 else f"each {tensor // apart} of {of}"
         tell("ranks", f"{who} hold the same: in host memory every rank has it, on a disk it lies once")
         typer.echo()
 

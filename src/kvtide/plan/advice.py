@@ -102,9 +102,9 @@ def advice_for(
         conversation: With the ``restore_interval`` that would be set.
         prompt_s: Seconds to compute one; None where that is not known.
     """
-    found = [*_of_chunks(kv, conversation), *_of_stores(kv, conversation)]
+    found = [*_of_chunks(kv, conversation), *_of_stores(kv, budget, conversation)]
     if budget.disk_limit:
-        found += [*_of_the_disk(kv, conversation), *_of_promotions(kv, budget, conversation)]
+        found += [*_of_the_disk(kv, budget, conversation), *_of_promotions(kv, budget, conversation)]
         if prompt_s is not None:
             found += _of_demotion(kv, budget, conversation, prompt_s)
     return found
@@ -143,23 +143,25 @@ def _of_chunks(kv: ModelKV, conversation: Conversation) -> Iterator[Advice]:
         )
 
 
-def _of_stores(kv: ModelKV, conversation: Conversation) -> Iterator[Advice]:
+def _of_stores(kv: ModelKV, budget: Budget, conversation: Conversation) -> Iterator[Advice]:
     stored = step_bytes(kv, conversation, on_disk=False)
-    if QUEUE_STEPS * stored > int(KVTideConfig.model_fields["store_queue"].default):
+    queue = _queue(stored, budget.host_memory)
+    if queue > int(KVTideConfig.model_fields["store_queue"].default):
         yield Advice(
             "store_queue",
-            humanised(_queue(stored)).replace(" ", ""),
+            humanised(queue).replace(" ", ""),
             f"a step of {conversation.step_tokens:,} tokens stores {humanised(stored)}, all ranks together;"
             " what does not fit into the queue is skipped",
         )
 
 
-def _of_the_disk(kv: ModelKV, conversation: Conversation) -> Iterator[Advice]:
+def _of_the_disk(kv: ModelKV, budget: Budget, conversation: Conversation) -> Iterator[Advice]:
     written = step_bytes(kv, conversation, on_disk=True)
-    if QUEUE_STEPS * written > int(KVTideConfig.model_fields["disk_queue"].default):
+    queue = _queue(written, budget.host_memory // kv.ranks.count)
+    if queue > int(KVTideConfig.model_fields["disk_queue"].default):
         yield Advice(
             "disk_queue",
-            humanised(_queue(written)).replace(" ", ""),
+            humanised(queue).replace(" ", ""),
             f"a step of {conversation.step_tokens:,} tokens writes {humanised(written)} on each rank; what"
             " does not fit into the queue is skipped",
         )
@@ -204,5 +206,6 @@ def _of_promotions(kv: ModelKV, budget: Budget, conversation: Conversation) -> I
         )
 
 
-def _queue(step: int) -> int:
-    return -(-QUEUE_STEPS * step // QUEUE_PIECE_BYTES) * QUEUE_PIECE_BYTES
+def _queue(step: int, memory: int) -> int:
+    """Choose a queue; what waits in it lies in host memory, and cannot be more than there is."""
+    return min(memory, -(-QUEUE_STEPS * step // QUEUE_PIECE_BYTES) * QUEUE_PIECE_BYTES)

@@ -12,6 +12,7 @@ from kvtide.scheduler.restore_points import chunks_kept
 from kvtide.tiers.slabs import ROW_BYTES, slot_bytes_of
 
 MOST_TOKENS = 1 << 27
+MOST_STEP_TOKENS = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +59,9 @@ def conversation_of(kv: ModelKV, tokens: int, step_tokens: int, restore_interval
     if not least <= tokens <= MOST_TOKENS:
         hint = f"give tokens from {least}, a chunk of this model, to {MOST_TOKENS}"
         raise ConfigError("--conversation", tokens, hint)
-    if not 1 <= step_tokens <= MOST_TOKENS:
-        raise ConfigError("--max-num-batched-tokens", step_tokens, f"give tokens from 1 to {MOST_TOKENS}")
+    if not 1 <= step_tokens <= MOST_STEP_TOKENS:
+        hint = f"give tokens from 1 to {MOST_STEP_TOKENS}"
+        raise ConfigError("--max-num-batched-tokens", step_tokens, hint)
     return Conversation(tokens, step_tokens, restore_interval)
 
 

@@ -118,6 +118,9 @@ def layers_of(fields: Fields) -> ModelLayers:
         fields.refuse("num_hidden_layers", f"no model has more than {MOST_LAYERS}")
     heads = fields.count("num_attention_heads")
     kinds = _kinds(fields, count)
+    if set(kinds) == {RECURRENT}:
+        field = "layer_types" if fields.has("layer_types") else "full_attention_interval"
+        fields.refuse(field, "no layer of this model keeps KV cache by tokens")
     known = {kind: MAKERS[kind](fields, heads) for kind in dict.fromkeys(kinds)}
     dtype_bytes = fields.dtype_bytes()
     state_dtype = fields.text("mamba_ssm_dtype")

@@ -30,14 +30,8 @@ def bytes_per_token(model: str) -> int:
 
 
 def at_most_per_token(kv: ModelKV) -> int:
-    """Bytes of a token in all layers, a recurrent one counted like one of attention: its block is as large.
-
-    Raises:
-        ConfigError: No layer keeps tokens.
-    """
+    """Count a recurrent layer like one of attention: its block is as large."""
     attention = [group for group in kv.groups if not group.geometry.keeps_states]
-    if not attention:
-        raise ConfigError("model", "recurrent layers alone", f"keeps no KV cache by tokens; {HINT}")
     kept = sum(kv.token_bytes(group) for group in attention)
     layers = sum(len(group.layers) for group in attention)
     return kept * len(kv.layers.layers) // layers
