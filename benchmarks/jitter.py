@@ -14,6 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -233,8 +234,10 @@ def measure(bench: Bench) -> list[Sample]:
         done = sum(sessions[:session])
         bench.progress(f"session {session + 1}: starting two engines", done, sum(sessions))
         with contextlib.ExitStack() as running:
+            # A folder of its own: what an earlier run has left on disk would be found and brought back.
+            folder = running.enter_context(TemporaryDirectory(prefix="jitter-", dir=bench.folder))
             engines = {
-                arm: running.enter_context(_engine(arm, bench.folder, model))
+                arm: running.enter_context(_engine(arm, Path(folder), bench.folder, model))
                 # The same luck for both: who starts first has the emptier machine.
                 for arm in (ARMS if session % 2 == 0 else ARMS[::-1])
             }
@@ -251,15 +254,13 @@ def measure(bench: Bench) -> list[Sample]:
     return samples
 
 
-def _engine(arm: str, out: Path, model: Path) -> EngineProcess:
-    folder = out / f"jitter-{arm}"
-    folder.mkdir(parents=True, exist_ok=True)
+def _engine(arm: str, folder: Path, logs: Path, model: Path) -> EngineProcess:
     arguments = {"model": str(model), **ENGINE}
     inside = partial(serve, plain=PlainSettings(folder, HOST_BYTES, DISK_BYTES, DISK_THREADS))
     if arm == OURS:
         arguments["kv_transfer_config"] = connector(folder)
         inside = partial(serve, plain=None)
-    return EngineProcess(arm, out / f"engine-jitter-{arm}.log", arguments, inside)
+    return EngineProcess(arm, logs / f"engine-jitter-{arm}.log", arguments, inside)
 
 
 def _warm_up(engines: Mapping[str, EngineProcess], loads: Mapping[str, Load]) -> None:

@@ -69,7 +69,8 @@ class DueCopies:
     """What the requests give reason to copy, step by step; starts plain copies of it, if there are any.
 
     Where kvtide is not, what it would copy and when follows from how far each request is: a prefix that is
-    not computed is loaded when the request is admitted, a block that is full is stored after its step.
+    not computed is loaded when the request is admitted, a block of the prompt that is full is stored after
+    its step, and what was generated when the request has ended.
     """
 
     def __init__(self, block_bytes: int, plain: PlainCopies | None) -> None:
@@ -86,7 +87,11 @@ class DueCopies:
         """Note what a step has brought about."""
         loads = stores = 0
         for one in self._running:
-            full_blocks = one.request.num_computed_tokens // TOKENS_PER_BLOCK
+            tokens = one.request.num_computed_tokens
+            if not one.request.is_finished():
+                # kvtide keeps what is generated in pieces of 256 tokens: here, at the end.
+                tokens = min(tokens, one.request.num_prompt_tokens)
+            full_blocks = tokens // TOKENS_PER_BLOCK
             if full_blocks and not one.seen:
                 one.seen = True
                 loads += one.known_blocks

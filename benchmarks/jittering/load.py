@@ -7,6 +7,7 @@ that and has to come from host memory.
 
 import numpy as np
 
+from benchmarks.frame.registry import UnfitError
 from benchmarks.jittering.vocabulary import (
     NEW_TOKENS,
     OTHER_EVERY_TOKENS,
@@ -31,9 +32,17 @@ class Load:
         vocabulary: Token ids are below this.
         beginnings: How many different ones the others' prompts have.
         seed: The same seed asks the same.
+
+    Raises:
+        UnfitError: There are too few token ids to draw from.
     """
 
     def __init__(self, vocabulary: int, beginnings: int, seed: int) -> None:
+        if vocabulary <= SPECIAL_TOKENS:
+            raise UnfitError(
+                f"the model has {vocabulary} token ids, and the first {SPECIAL_TOKENS} are left alone:"
+                " give --model one with more"
+            )
         self._random = np.random.default_rng(seed)
         self._vocabulary = vocabulary
         self._beginnings = [self._drawn(SHARED_TOKENS) for _ in range(beginnings)]
