@@ -51,7 +51,7 @@ SAME_WORK = 0.03
 ROUNDS = 10
 SESSION_ROUNDS_ALONE = (14, 14)  # where a process's pages lie is luck that lasts as long as it does
 MIN_ROUNDS = 10
-WARM_UP_ROUNDS = 2
+WARM_UP_ROUNDS = 1
 SESSION_LIMIT_S = 50.0  # on a busy machine: then the rounds there are have to do, once they are enough
 WAIT_LIMIT_S = 5.0  # for quiet, before each round
 SEED = 11
@@ -59,9 +59,9 @@ ROUND_STRIDE = 1000  # rounds of different sessions have different numbers
 
 # Between two prompts of the same beginning so many other blocks are used that with kvtide it has left the
 # engine's own cache, and in the control it has not; ``test_bench_jitter`` counts them.
-BEGINNINGS: Mapping[str, int] = {OURS: 12, CONTROL: 3}
+BEGINNINGS: Mapping[str, int] = {OURS: 10, CONTROL: 3}
 BLOCKS = 224
-HOST_BYTES = 256 << 20  # the beginnings, and what is new in three turns: then as much leaves as comes
+HOST_BYTES = 192 << 20  # the beginnings, and what is new between two uses: then as much leaves as comes
 DISK_BYTES = 512 << 20
 DISK_THREADS = 4
 
