@@ -12,6 +12,8 @@ import numpy as np
 from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec
 from kvtide.transfer.region import GroupRegions
 
+_NONE = np.zeros(0, dtype=np.int64)
+
 
 @dataclass(frozen=True, slots=True)
 class CopyPlan:
@@ -46,7 +48,7 @@ def plan_copy(
     Raises:
         ValueError: Blocks and slots do not fit together: our bug, and the job fails.
     """
-    on_device, on_host, sizes = [], [], []
+    on_device, on_host, sizes = [_NONE], [_NONE], [_NONE]
     block_ids = np.array(device.block_ids, dtype=np.int64)
     slots = np.array(host.slots, dtype=np.int64)
     block_at = slot_at = 0
@@ -59,24 +61,24 @@ def plan_copy(
         if block_count != len(ids) or (int(chunk[-1]) + 1 if block_count else 0) != slot_count:
             raise ValueError(f"{block_count} blocks from {first_block} on do not fit {slot_count} slots")
         places = pool_address + slots[slot_at : slot_at + slot_count][chunk] * slot_bytes
-        # Region after region: along blocks both sides may be contiguous, across regions never.
-        on_device.append((group.base[:, None] + ids * group.stride[:, None]).ravel())
-        on_host.append((places + group.offset[:, None] + block_in_chunk * group.size[:, None]).ravel())
-        sizes.append(np.repeat(group.size, block_count))
+        # Along blocks both sides may be contiguous, across regions never: what joins is worked out once for
+        # all regions that are alike, mostly all there are, and only what is left is written out for each.
+        for stride, size in dict.fromkeys(zip(group.stride.tolist(), group.size.tolist(), strict=True)):
+            alike = (group.stride == stride) & (group.size == size)
+            from_base, from_offset, lengths = _joined(ids * stride, places + block_in_chunk * size, size)
+            on_device.append((group.base[alike, None] + from_base).ravel())
+            on_host.append((group.offset[alike, None] + from_offset).ravel())
+            sizes.append(np.tile(lengths, int(alike.sum())))
         block_at += block_count
         slot_at += slot_count
     ends = (np.concatenate(on_device), np.concatenate(on_host))
     source, target = ends if direction is Direction.STORE else ends[::-1]
-    return merged(CopyPlan(source, target, np.concatenate(sizes)))
+    return CopyPlan(source, target, np.concatenate(sizes))
 
 
-def merged(plan: CopyPlan) -> CopyPlan:
-    """Join pieces that follow one another on both sides."""
-    if len(plan.size) < 2:
-        return plan
-    begins = np.ones(len(plan.size), dtype=bool)
-    begins[1:] = (plan.source[1:] != plan.source[:-1] + plan.size[:-1]) | (
-        plan.target[1:] != plan.target[:-1] + plan.size[:-1]
-    )
+def _joined(one: np.ndarray, other: np.ndarray, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Join pieces of ``size`` bytes that follow one another on both sides; returns begins, begins, bytes."""
+    begins = np.ones(len(one), dtype=bool)
+    begins[1:] = (one[1:] != one[:-1] + size) | (other[1:] != other[:-1] + size)
     first = np.flatnonzero(begins)
-    return CopyPlan(plan.source[first], plan.target[first], np.add.reduceat(plan.size, first))
+    return one[first], other[first], np.diff(first, append=len(one)) * size
