@@ -245,10 +245,10 @@ class CPUCopier:
 
     def _copied(self, copy: _Copy) -> int:
         """Copy what nobody else does, without the lock; returns bytes."""
-        plan = copy.plan
+        source, target, size = copy.plan.columns
         if (end := copy.end) is None:
-            end = copy.end = np.cumsum(plan.size)
-        return int(self._copy_share(plan.source, plan.target, end, copy.claimed, copy.stop))
+            end = copy.end = np.cumsum(size)
+        return int(self._copy_share(source, target, end, copy.claimed, copy.stop))
 
     def _leave(self, copy: _Copy, byte_count: int) -> None:
         with self._changed:
