@@ -11,8 +11,9 @@ from vllm.v1.kv_offload import base
 from vllm.v1.kv_offload.cpu.common import CPULoadStoreSpec as ChunkIds
 from vllm.v1.kv_offload.cpu.spec import CPUOffloadingSpec
 
+from kvtide.config import KVTideConfig
 from kvtide.jobs import CPULoadStoreSpec, Direction, GPULoadStoreSpec, Hop, JobId
-from kvtide.spec import COPIERS
+from kvtide.spec import CopierOf, cpu_copiers
 from kvtide.transfer.devices import CopyOutcome
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 from kvtide.transfer.pool import HostPool
@@ -27,8 +28,13 @@ class SameCopies(CPUOffloadingSpec):  # type: ignore[misc]
 
     def get_worker(self, kv_caches: base.CanonicalKVCaches) -> base.OffloadingWorker:
         if self._worker is None:
+            # Threads are as many, and on the cores, as kvtide's settings have it.
+            settings = KVTideConfig(host_memory=int(self.extra_config["cpu_bytes_to_use"]))
             self._worker = SameCopiesWorker(
-                regions_of(kv_caches, self.blocks_per_chunk), self.num_chunks, self.blocks_per_chunk
+                regions_of(kv_caches, self.blocks_per_chunk),
+                self.num_chunks,
+                self.blocks_per_chunk,
+                cpu_copiers(settings, self.config.parallel.world_size),
             )
         return self._worker
 
@@ -58,13 +64,16 @@ class SameCopiesWorker(base.OffloadingWorker):  # type: ignore[misc]
         groups: Where blocks are on the device.
         chunk_count: Chunks the pool holds.
         blocks_per_chunk: Blocks of one of them.
+        copier: Who copies one way.
     """
 
-    def __init__(self, groups: Sequence[GroupRegions], chunk_count: int, blocks_per_chunk: int) -> None:
+    def __init__(
+        self, groups: Sequence[GroupRegions], chunk_count: int, blocks_per_chunk: int, copier: CopierOf
+    ) -> None:
         self._blocks_per_chunk = blocks_per_chunk
         self._pool = HostPool(chunk_count, slot_bytes_of(groups))
         self._store, self._load = (
-            SingleDirectionOffloadingHandler(direction, groups, self._pool, COPIERS["cpu"](direction))
+            SingleDirectionOffloadingHandler(direction, groups, self._pool, copier(direction))
             for direction in (Direction.STORE, Direction.LOAD)
         )
 

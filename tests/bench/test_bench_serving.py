@@ -28,6 +28,9 @@ from benchmarks.serve.vocabulary import (
     WITHOUT,
 )
 
+from kvtide.config import KVTideConfig
+from kvtide.spec import cpu_copiers
+
 NOISE = (1.00, 0.99, 1.01, 1.02, 0.98, 1.00, 1.01, 0.99, 1.00, 1.00)
 THROUGHPUT, LOWER_BOUND, CPU, WARM_TTFT, WARM_SPEED, LONG_TTFT, LONG_SPEED = range(7)
 
@@ -310,7 +313,12 @@ def test_what_the_yardstick_stores_it_loads_into_other_blocks_byte_by_byte(block
         [base.CanonicalKVCacheTensor(torch.from_numpy(page), 48) for page in pages],
         [[base.CanonicalKVCacheRef(index, 48) for index in range(2)]],
     )
-    worker = SameCopiesWorker(regions_of(caches, blocks_per_chunk), 8, blocks_per_chunk)
+    worker = SameCopiesWorker(
+        regions_of(caches, blocks_per_chunk),
+        8,
+        blocks_per_chunk,
+        cpu_copiers(KVTideConfig(host_memory=1 << 20), rank_count=1),
+    )
     stored, loaded = [3, 1, 8, 9], [10, 15, 2, 0]
     chunks = CPULoadStoreSpec([5, 0, 7, 2][: 4 // blocks_per_chunk])
     assert worker.submit_store(1, base.GPULoadStoreSpec(stored, [4], [0]), chunks)
