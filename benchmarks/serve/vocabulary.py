@@ -62,7 +62,7 @@ LOADS: Mapping[str, Load] = {
     # From the third batch on each evicts as much as it stores.
     COLD: Load(6, 512, 64, 6, 128, 0, (0, 0)),
     WARM: Load(6, 960, 32, 6, 512, 10, (0, 5)),
-    LONG: Load(6, 32_000, 256, 2, 256, 10, (0, 3)),
+    LONG: Load(8, 32_000, 192, 2, 256, 10, (0, 3)),
 }
 
 

@@ -208,7 +208,7 @@ def change(of: str, **values: Any) -> Callable[[Samples], None]:
         (change(WARM, ttft_s=[0.1] * 5), "5 requests; 6 were asked"),
         (change(LONG, preemptions=1.0), "lost their blocks"),
         (change(LONG, idle_cpu_s=0.5), "while it was not asked"),
-        (change(LONG, share=HALF), "tokens were hits; 96000 should be"),
+        (change(LONG, share=HALF), "tokens were hits; 128000 should be"),
         (lambda samples: samples.pop(), "no sample of"),
         (lambda samples: samples.__delitem__(slice(6, 24)), "3 pairs; 10 are needed"),
         (lambda samples: samples.__delitem__(slice(30, 48)), "short prompts: 3 rounds; 10 are needed"),
