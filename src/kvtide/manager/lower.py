@@ -11,19 +11,16 @@ from enum import Enum
 import numpy as np
 
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import Ids, TierReport, ids
+from kvtide.jobs import Ids, ReqContext, TierReport, ids
 from kvtide.keys import ChunkRun, Medium, OffloadKey, PackedKeys
 from kvtide.manager.arrivals import Arrivals
 from kvtide.manager.catalog import Catalog, CatalogGroup, Evicted
 from kvtide.manager.pending import PendingStore
+from kvtide.manager.room import ROOM_WANTED, Arriving, Newcomer, judged_as, make_room
 from kvtide.metrics import MetricsDelta
 
 RUNS_PER_STEP = 256
 """Runs that leave the tier in one step at most: about a millisecond."""
-
-ROOM_WANTED = 40
-"""One byte in so many is freed ahead, so that the ranks have forgotten before they are to write."""
-
 
 MOST_RESERVED = 1 << 22
 """Chunks for which the catalog has a place from the start; beyond that it grows, which copies it."""
@@ -160,12 +157,14 @@ class LowerTier:
         start, stop, _ = self._arrivals.absent(run)
         return start, stop
 
-    def begin_write(self, run: ChunkRun, visit: int, content: ChunkContent | None) -> tuple[ChunkRun, Ids]:
+    def begin_write(
+        self, run: ChunkRun, ctx: ReqContext, content: ChunkContent | None
+    ) -> tuple[ChunkRun, Ids]:
         """Take room for chunks that are about to be written; others leave for them.
 
         Args:
             run: Chunks that it lacks; their parent is there or on its way.
-            visit: Who used them.
+            ctx: Who used them.
             content: For the event.
 
         Returns:
@@ -179,7 +178,7 @@ class LowerTier:
         whole = len(run)
         run = run.between(run.start, run.start + most)
         pin = self._pin_above(run)
-        worth = self._make_room(run, visit)
+        worth = self._make_room(run, ctx)
         self._note_skipped(len(run) - worth, "bypassed")
         room = min(worth, self._room_for(run.group_index))
         self._note_skipped(worth - room, "full")
@@ -196,7 +195,9 @@ class LowerTier:
             self._catalog.unpin(pin)
         if content is not None:
             content = content.part(whole, 0, len(run))
-        store = PendingStore(run, places, visit, parent, None if parent is not None else pin, content=content)
+        store = PendingStore(
+            run, places, ctx.visit, parent, None if parent is not None else pin, content=content
+        )
         self._arrivals.pending.add(store)
         self._counts[run.group_index] += len(run)
         self._open_bytes += cost * len(run)
@@ -315,32 +316,24 @@ class LowerTier:
             return None
         return self._arrivals.absent(before)[2]
 
-    def _make_room(self, run: ChunkRun, visit: int) -> int:
-        """Let others go for a run, as long as it is worth more; say how many of its chunks are.
+    def _make_room(self, run: ChunkRun, ctx: ReqContext) -> int:
+        """Let others go for a run: see ``make_room``; say how many of its chunks are worth that."""
+        cost, stride = self._record_bytes[run.group_index], self._strides[run.group_index]
+        if not cost:
+            return len(run)
+        arriving = Arriving(self.index, judged_as(ctx), run.start * stride, stride, cost)
+        spare_bytes = self._capacity_bytes - self._capacity_bytes // ROOM_WANTED - self.used_bytes
+        return make_room(self._catalog, arriving, len(run), spare_bytes, self._evict_until)
 
-        What keeps the last bytes of a nearly full tier free is that others leave ahead: for them, too.
-        """
-        cost, count = self._record_bytes[run.group_index], len(run)
-        stride = self._strides[run.group_index]
-        begin = run.start * stride
-        room = self._capacity_bytes - self._capacity_bytes // ROOM_WANTED - self.used_bytes
-        while cost and count:
-            spare = max(0, room) // cost * stride
-            worth = self._catalog.worth(self.index, visit, begin, begin + count * stride, spare)
-            count = (worth - begin) // stride
-            newcomer = self._catalog.newcomer(self.index, visit, begin, worth)
-            gone = self._evict(self.used_bytes + cost * count - self._capacity_bytes, newcomer)
-            if not gone:
-                break
-            room = max(0, room) + gone
-        return count
+    def _evict_until(self, free_bytes: int, newcomer: Newcomer | None) -> int:
+        return self._evict(self.used_bytes + free_bytes - self._capacity_bytes, newcomer)
 
     def _room_for(self, group_index: int) -> int:
         """How many more chunks of a group there is a place for."""
         cost = self._record_bytes[group_index]
         return max(0, self._capacity_bytes - self.used_bytes) // cost if cost else MOST_RESERVED
 
-    def _evict(self, wanted_bytes: int, newcomer: tuple[int, int] | None = None) -> int:
+    def _evict(self, wanted_bytes: int, newcomer: Newcomer | None = None) -> int:
         """Let chunks go; say how many bytes they had."""
         before = self.used_bytes
         if not any(self._record_bytes):
