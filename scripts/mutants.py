@@ -268,8 +268,8 @@ MUTANTS = (
         "slots-in-wrong-order",
         "F3",
         "manager/cpu.py",
-        "spec = CPULoadStoreSpec(_packed(slots), (len(slots),))",
-        "spec = CPULoadStoreSpec(_packed(slots[::-1]), (len(slots),))",
+        "spec = CPULoadStoreSpec(packed(slots), (len(slots),))",
+        "spec = CPULoadStoreSpec(packed(slots[::-1]), (len(slots),))",
         "the chunks of a load arrive in reverse",
     ),
     Mutant(

@@ -4,7 +4,6 @@ Knows which chunk is in which slot, what is on its way and who reads what; does 
 time. Where a prefix is, is the catalog's business; what is not ready yet is kept outside it.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,16 +11,15 @@ import numpy as np
 
 from kvtide.errors import IllegalTransitionError, MissingChunkError
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import CPULoadStoreSpec, Ids, OffloadPolicy, ReqContext
+from kvtide.jobs import CPULoadStoreSpec, Ids, OffloadPolicy, ReqContext, ids
 from kvtide.keys import ChunkRun, Medium, PackedKeys
 from kvtide.manager.arrivals import Arrivals
 from kvtide.manager.base import LookupResult, OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.manager.catalog import Catalog, CatalogGroup
-from kvtide.manager.extents import Extent
 from kvtide.manager.pending import PendingStore
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.manager.room import ROOM_WANTED, Arriving, Newcomer, judged_as, make_room
-from kvtide.manager.slots import Slots
+from kvtide.manager.slots import Slots, packed
 from kvtide.metrics import MetricsDelta
 from kvtide.policies import EvictionPolicy
 
@@ -34,7 +32,7 @@ RUNS_PER_STEP = 512
 REMAINS_PER_STEP = 4
 """Dictionaries of a catalog that was reset that are freed in one step: a million keys are in 256 of them."""
 
-NOTHING = CPULoadStoreSpec(array("i"), (0,))
+NOTHING = CPULoadStoreSpec(ids(()), (0,))
 
 
 @dataclass(slots=True)
@@ -182,7 +180,7 @@ class CPUOffloadingManager(OffloadingManager):
                 f"chunk {missing} of request {ctx.request_id} ({run.hash_of(missing).hex()})"
                 " was ready when it was looked up and is not any more"
             )
-        spec = CPULoadStoreSpec(_packed(slots), (len(slots),))
+        spec = CPULoadStoreSpec(packed(slots), (len(slots),))
         self._loads[id(spec)] = _Load(spec, self.catalog.pin(keys, stop))
         self.hold(spec.slots)
         return spec
@@ -267,7 +265,7 @@ class CPUOffloadingManager(OffloadingManager):
         stored = run.between(gap.start, gap.start + wanted)
         if not wanted:
             return PrepareStoreOutput(stored, NOTHING, evicted, refused, refusal)
-        slots = _ids_of(self._slots.allocate(wanted, gap.slot_before))
+        slots = self._slots.allocate(wanted, gap.slot_before)
         pin = None if gap.parent is not None else gap.pin
         self._pending.add(PendingStore(stored, slots, ctx.visit, gap.parent, pin))
         # Waiting for these chunks may now be an answer where there was none.
@@ -393,17 +391,3 @@ class CPUOffloadingManager(OffloadingManager):
 
     def _changed(self) -> None:
         self.residency_epoch += 1
-
-
-def _ids_of(extents: Sequence[Extent]) -> Ids:
-    if len(extents) == 1 and extents[0][1] == 1:
-        return array("i", (extents[0][0],))
-    return _packed(
-        np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in extents])
-    )
-
-
-def _packed(numbers: np.ndarray) -> Ids:
-    found = array("i")
-    found.frombytes(numbers.tobytes())
-    return found

@@ -15,6 +15,7 @@ from kvtide.jobs import Ids, ReqContext, TierReport, ids
 from kvtide.keys import ChunkRun, Medium, OffloadKey, PackedKeys
 from kvtide.manager.arrivals import Arrivals
 from kvtide.manager.catalog import Catalog, CatalogGroup, Evicted
+from kvtide.manager.discards import Discards
 from kvtide.manager.pending import PendingStore
 from kvtide.manager.room import ROOM_WANTED, Arriving, Newcomer, judged_as, make_room
 from kvtide.metrics import MetricsDelta
@@ -99,10 +100,9 @@ class LowerTier:
         self._record_bytes = (0,) * len(groups)
         self._capacity_bytes = 0
         self._ticket = 0
-        self._decided: set[OffloadKey] | None = None  # since ranks began to tell of an earlier life
         self._open_bytes = 0
         self._runs_left = RUNS_PER_STEP
-        self._discards: list[OffloadKey] = []
+        self._discards = Discards()
         self.serves = self.takes_writes = False
         self.chunk_read_s = 0.0
         self.events: list[OffloadingEvent] = []
@@ -188,8 +188,7 @@ class LowerTier:
             return run, ids(())
         # The engine may take back the end of a prompt; its names are needed until the write has ended.
         run, places = run.frozen(), self._numbers(len(run))
-        if self._decided is not None:
-            self._decided.update(run)
+        self._discards.decide(run)
         parent = self._parent_of(run)
         if parent is not None:
             self._catalog.unpin(pin)
@@ -220,12 +219,12 @@ class LowerTier:
             self._discard(chunk)
             if self._with_events:
                 self.events.append(OffloadingEvent(tuple(chunk), Medium.STORAGE, removed=True))
-        elif self._decided is not None and self._lacking_of(chunk):
+        elif self._discards.is_watching and self._lacking_of(chunk):
             self._discard(chunk)  # whatever ranks tell of it still
 
     def note_decisions(self, wanted: bool) -> None:
         """Begin, or end, to remember what is written and forgotten, while ranks tell of an earlier life."""
-        self._decided = set() if wanted else None
+        self._discards.watch(wanted)
 
     def found(self, run: ChunkRun, visit: int) -> int:
         """Take in chunks from an earlier life, whose parent is known; what is in the books stays as it is.
@@ -239,7 +238,7 @@ class LowerTier:
             start, stop, before = self._arrivals.absent(rest)
             if start == stop:
                 break
-            end = start if start < run.start else self._undecided(run, start, stop)
+            end = start if start < run.start else self._discards.first_decided(run, start, stop)
             if end > start:
                 self._take_in(run.between(start, end), visit, before if looks_back else None)
                 count += end - start
@@ -254,14 +253,11 @@ class LowerTier:
 
     def forget_found(self, keys: Sequence[OffloadKey]) -> None:
         """Have the ranks forget what they told of, where nobody has decided on it since."""
-        if self._decided:
-            keys = [key for key in keys if key not in self._decided]
-        self._discard(keys)
+        self._discard(self._discards.undecided(keys))
 
     def take_discards(self) -> tuple[OffloadKey, ...]:
         """Hand out what the ranks are to forget."""
-        discards, self._discards = tuple(self._discards), []
-        return discards
+        return self._discards.take()
 
     def keep_room(self) -> None:
         """Free a little ahead of need; called once a step."""
@@ -286,7 +282,7 @@ class LowerTier:
         for store in self._arrivals.pending:
             pending[store.run.group_index] += len(store.run)
         self._counts = pending
-        self._discards = []
+        self._discards.clear()
         self._catalog.mask(self.index, self.serves)
 
     def check_invariants(self, idle: bool) -> None:
@@ -388,14 +384,6 @@ class LowerTier:
         """What the catalog keeps beside a chunk that was found: of a private tier, nothing of interest."""
         return 0
 
-    def _undecided(self, run: ChunkRun, start: int, stop: int) -> int:
-        """Find the first of some chunks on which somebody has decided since ranks began to tell."""
-        if self._decided:
-            for at in range(start, stop):
-                if run.between(at, at + 1)[0] in self._decided:
-                    return at
-        return stop
-
     def _lacking_of(self, run: ChunkRun) -> list[int]:
         """List the chunks of a run that it has not got and is not getting."""
         found: list[int] = []
@@ -409,9 +397,7 @@ class LowerTier:
         return found
 
     def _discard(self, keys: Sequence[OffloadKey]) -> None:
-        self._discards += keys
-        if self._decided is not None:
-            self._decided.update(keys)
+        self._discards.add(keys)
 
     def _numbers(self, count: int) -> Ids:
         """Number chunks that are on their way."""
