@@ -15,6 +15,10 @@ class Discards:
         self._keys: list[OffloadKey] = []
         self._decided: set[OffloadKey] | None = None  # since ranks began to tell of an earlier life
 
+    def __len__(self) -> int:
+        """Count the keys that nobody was told of yet."""
+        return len(self._keys)
+
     def watch(self, wanted: bool) -> None:
         """Begin, or end, to remember decisions; what was remembered before is forgotten."""
         self._decided = set() if wanted else None
