@@ -28,7 +28,7 @@ from kvtide.sim.serving_sweep import serve_all
 from kvtide.sim.traces import Trace, TraceRequest
 from kvtide.transfer.memory import humanised
 
-PANEL = "A whole server, with times (needs --model and --host-memory)"
+PANEL = "A whole server, with times (needs --model and --host-memory; --model alone tells shares in bytes)"
 OVERLOADED = 0.98
 """Busy for so much of the time, an engine has a queue that grows as long as the trace lasts."""
 
@@ -131,6 +131,11 @@ class ServingAsked:
     def is_any(self) -> bool:
         """Whether anything was said of one."""
         return self != ServingAsked(None, None)
+
+    @property
+    def is_model_alone(self) -> bool:
+        """Whether nothing was said but the model."""
+        return self == ServingAsked(self.model, None)
 
 
 def replay_serving(
