@@ -29,6 +29,7 @@ from benchmarks.serve.vocabulary import (
 )
 
 WARM_UP_ROUNDS = 2
+WARM_UP_LIMIT = 5  # batches, where less comes back than should
 WAIT_LIMIT_S = 30.0  # for quiet, before each round
 ROUND_STRIDE = 1000  # rounds of different sessions have different numbers
 SEED = 2
@@ -114,7 +115,11 @@ def hit_rounds(
         engines[arm].run(kept)
     say("warming up")
     for arm in CONNECTED:
-        engines[arm].run(prompts.hits(MOST))
+        # What was computed before a pool had its pages is stored when it is computed again.
+        for _ in range(WARM_UP_LIMIT):
+            found = engines[arm].run(prompts.hits(MOST)).cached_tokens
+            if found == load.requests * load.prefix_tokens(MOST):
+                break
     samples: list[Sample] = []
     quiet_count, give_up_s = 0, time.monotonic() + limit_s
     for index, order in rounds(CONNECTED):
