@@ -61,6 +61,12 @@ def test_every_file_is_found_and_registers_its_own_name() -> None:
     assert {one.name for one in discover().all()} == files >= {"serving"}
 
 
+def test_all_together_take_a_quarter_of_an_hour() -> None:
+    every = discover().all()
+    assert sum(one.about_s for one in every) <= 900
+    assert all(one.alone_s >= one.about_s for one in every)
+
+
 def test_finding_benchmarks_imports_nothing_heavy() -> None:
     discover()
     mine = {name for name in sys.modules if name.startswith("benchmarks.")}
