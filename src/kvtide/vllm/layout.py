@@ -266,6 +266,12 @@ def blocks_per_step(vllm_config: "VllmConfig", geometry: KVGeometry) -> int:
     return sum(min(tokens, tokens // group.tokens_per_block + requests) for group in geometry.groups)
 
 
+def step_bytes_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", geometry: KVGeometry) -> int:
+    """Bytes that one rank stores of one step at most: of every block that the step hands out."""
+    block_count: int = kv_cache_config.num_blocks
+    return blocks_per_step(vllm_config, geometry) * kv_bytes_of(kv_cache_config) // max(1, block_count)
+
+
 def kv_bytes_of(kv_cache_config: "KVCacheConfig") -> int:
     """Bytes of the engine's own KV cache on one rank."""
     # All tensors are views of one backing buffer and share its size.
