@@ -10,7 +10,7 @@ import resource
 import time
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -158,6 +158,21 @@ class Gaps:
             self.ended_s = now_s
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What the outputs of a turn said, and when the gaps began."""
+
+    began_cpu_s: float
+    cached_tokens: dict[str, int] = field(default_factory=dict)  # of each other
+    output_tokens: int = 0
+
+    def end_step(self, outputs: list["RequestOutput"]) -> None:
+        for output in outputs:
+            self.output_tokens += len(output.outputs[0].token_ids)
+            if output.request_id in self.cached_tokens:
+                self.cached_tokens[output.request_id] = output.num_cached_tokens or 0
+
+
 class SteppedEngine:
     """One engine and, if wanted, plain copies beside it."""
 
@@ -191,51 +206,52 @@ class SteppedEngine:
     def run(self, turn: Turn) -> TurnResult:
         """Take a turn."""
         copies = DueCopies(self._block_bytes, self._plain)
-        runners = tuple(self._add(copies, prompt, turn.runner_tokens, 0) for prompt in turn.runners)
-        gaps = Gaps(runners)
-        to_come, here = deque(turn.others), deque[Other]()
-        cached: dict[str, int] = {}
-        output_tokens, began_cpu_s = 0, _cpu_s()
-        while to_come or here or self._engine.has_unfinished_requests():
-            while to_come and gaps.tokens_each >= to_come[0].at_token:
-                here.append(to_come.popleft())
-                copies.load(here[-1].shared_tokens)
-            while here and not copies.is_loading:
-                other = here.popleft()
-                cached[self._add(copies, other.prompt, turn.other_tokens, other.shared_tokens)] = 0
-            if not self._engine.has_unfinished_requests():
-                time.sleep(IDLE_PAUSE_S)
-                continue
-            was_begun = gaps.begun
-            outputs = self._engine.step()
-            gaps.end_step(outputs, time.perf_counter())
-            copies.end_step()
-            for output in outputs:
-                output_tokens += len(output.outputs[0].token_ids)
-                if output.request_id in cached:
-                    cached[output.request_id] = output.num_cached_tokens or 0
-            if gaps.begun and not was_begun:
-                began_cpu_s = _cpu_s()
+        gaps = Gaps(tuple(self._add(copies, prompt, turn.runner_tokens, 0) for prompt in turn.runners))
+        seen = self._stepped(turn, copies, gaps)
         self._drain()
         rested = _rest()
         ended_cpu_s = _cpu_s()
         self._collect()
         counters = self._counted_up()
         prompt_tokens = sum(len(other.prompt) for other in turn.others)
-        cached_tokens = sum(cached.values())
+        cached_tokens = sum(seen.cached_tokens.values())
         return TurnResult(
             tuple(gaps.gaps_us),
             gaps.ended_s - gaps.began_s,
-            ended_cpu_s - began_cpu_s,
+            ended_cpu_s - seen.began_cpu_s,
             rested,
             gaps.step_count,
             prompt_tokens - cached_tokens,
             cached_tokens,
-            output_tokens,
+            seen.output_tokens,
             copies.due,
             self._moved_up(counters),
             counters,
         )
+
+    def _stepped(self, turn: Turn, copies: DueCopies, gaps: Gaps) -> _Seen:
+        """Let the others come when it is their turn, and step until nobody is left."""
+        seen = _Seen(_cpu_s())
+        to_come, here = deque(turn.others), deque[Other]()
+        while to_come or here or self._engine.has_unfinished_requests():
+            while to_come and gaps.tokens_each >= to_come[0].at_token:
+                here.append(to_come.popleft())
+                copies.load(here[-1].shared_tokens)
+            while here and not copies.is_loading:
+                other = here.popleft()
+                name = self._add(copies, other.prompt, turn.other_tokens, other.shared_tokens)
+                seen.cached_tokens[name] = 0
+            if not self._engine.has_unfinished_requests():
+                time.sleep(IDLE_PAUSE_S)
+                continue
+            had_begun = gaps.begun
+            outputs = self._engine.step()
+            gaps.end_step(outputs, time.perf_counter())
+            copies.end_step()
+            seen.end_step(outputs)
+            if gaps.begun and not had_begun:
+                seen.began_cpu_s = _cpu_s()
+        return seen
 
     def _add(self, copies: DueCopies, prompt: tuple[int, ...], tokens: int, shared_tokens: int) -> str:
         from vllm import SamplingParams
