@@ -5,7 +5,6 @@ kvtide or vLLM notices.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -72,7 +71,7 @@ def test_zeros_loaded_are_reported(engine: TinyEngine) -> None:
 
     def zeroed(plan: CopyPlan) -> CopyPlan:
         assert int(plan.size.max()) <= zeros.size
-        return replace(plan, source=np.full_like(plan.source, zeros.ctypes.data))
+        return CopyPlan(np.full_like(plan.source, zeros.ctypes.data), plan.target, plan.size)
 
     verdict = compare(engine, 12, lambda patch: change_plans(engine, patch, zeroed))
     assert not verdict.exact
