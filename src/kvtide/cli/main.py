@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from kvtide.cli import clear, inspect, replay, verify
+from kvtide.cli import advise, clear, inspect, replay, verify
 from kvtide.cli.check import check
 from kvtide.cli.options import NO_METAVAR
 from kvtide.cli.output import own_version, warnings_as_notes
@@ -52,6 +52,7 @@ app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=clear.EPILOG)(clear.clear)
 app.command(epilog=replay.EPILOG)(replay.replay)
+app.command(epilog=advise.EPILOG)(advise.advise)
 
 # An ImportError inside it would be a fault and is not hidden.
 if importlib.util.find_spec("kvtide.cli.demo") is not None:
