@@ -131,22 +131,26 @@ def _largest_that_pays(estimates: Sequence[Estimate], now: Estimate, worth_point
 
 
 def _pays(small: Estimate, large: Estimate, worth_points: float) -> bool:
-    """Whether the step from one size to another is worth it, and outside its error bar.
-
-    The errors of two gains over the same size grow with each other; taken as independent, the bar of their
-    difference is longer than it need be.
-    """
+    """Whether the step from one size to another is worth it, and outside its error bar."""
     gain = large.gain_points - small.gain_points
-    bar = STANDARD_ERRORS * math.hypot(large.error_points, small.error_points)
-    return gain >= worth_points * math.log2(large.times / small.times) and gain > bar
+    worth = worth_points * math.log2(large.times / small.times)
+    return gain >= worth and gain > _step_bar(small, large)
+
+
+def _step_bar(small: Estimate, large: Estimate) -> float:
+    """Half the error bar of what lies between two gains.
+
+    Sessions that gain from four times the size gain from twice as well: with a correlation of a half or more
+    the difference errs by no more than the worse of the two.
+    """
+    return STANDARD_ERRORS * max(small.error_points, large.error_points)
 
 
 def _as_far_as_is_clear(tier: TierEstimates, best: Estimate, worth_points: float) -> str:
     for one in tier.estimates:
         if one.times <= best.times:
             continue
-        most = one.gain_points - best.gain_points
-        most += STANDARD_ERRORS * math.hypot(one.error_points, best.error_points)
+        most = one.gain_points - best.gain_points + _step_bar(best, one)
         if most >= worth_points * math.log2(one.times / best.times):
             return ", as far as is clear yet"
     return ""

@@ -6,8 +6,10 @@ Knows URLs and HTTP. Does not know what is on the page.
 import base64
 import time
 from dataclasses import dataclass
-from http.client import HTTPException
-from urllib.error import HTTPError, URLError
+from http.client import HTTPException, HTTPResponse
+from queue import Empty, Queue
+from threading import Thread
+from urllib.error import HTTPError
 from urllib.parse import SplitResult, unquote, urlsplit, urlunsplit
 from urllib.request import OpenerDirector, ProxyHandler, Request, build_opener
 
@@ -93,38 +95,53 @@ def page_at(address: Address, limit_s: float) -> str:
     Raises:
         ConfigError: No answer in time, not a good one, or an endless one.
     """
+    came: Queue[bytes | ConfigError] = Queue()
+    # Sockets have a limit for each call, and a server that sends a byte a second keeps within it for ever.
+    Thread(target=lambda: came.put(_answer(address, limit_s)), daemon=True).start()
+    try:
+        answer = came.get(timeout=limit_s)
+    except Empty:
+        answer = _late(address, limit_s)
+    if isinstance(answer, ConfigError):
+        raise answer
+    return answer.decode("utf-8", "replace")
+
+
+def _answer(address: Address, limit_s: float) -> bytes | ConfigError:
+    """Fetch the page, or say why it cannot be."""
     request = Request(address.url, headers={"Accept": "text/plain"})
     if address.credentials:
         # Whoever is redirected to is told nothing.
         request.add_unredirected_header("Authorization", f"Basic {address.credentials}")
-    until_s = time.monotonic() + limit_s
-    late = f"no whole answer within {limit_s:g} s: see --timeout"
     try:
         with _opener(address).open(request, timeout=limit_s) as response:
-            read, size = [], 0
-            while piece := response.read1(PIECE_BYTES):
-                read.append(piece)
-                size += len(piece)
-                if size > MOST_BYTES:
-                    raise ConfigError(
-                        SETTING, address.shown, f"sends more than {MOST_BYTES >> 20} MiB: no page of metrics"
-                    )
-                if time.monotonic() > until_s:
-                    raise ConfigError(SETTING, address.shown, late)
+            return _read(response, time.monotonic() + limit_s)
     except HTTPError as error:
-        error.close()
-        raise ConfigError(
-            SETTING, address.shown, f"answers {error.code} {printable(error.reason, 60)}"
-        ) from None
+        with error:
+            reason = f"answers {error.code} {printable(error.reason, 60)}"
     except TimeoutError:
-        raise ConfigError(SETTING, address.shown, late) from None
-    except (URLError, OSError, HTTPException, ValueError) as error:
-        reason = getattr(error, "reason", None) or error
-        if isinstance(reason, TimeoutError):
-            raise ConfigError(SETTING, address.shown, late) from None
-        said = printable(str(reason), 120) or type(error).__name__
-        raise ConfigError(SETTING, address.shown, f"cannot be reached: {said}") from None
-    return b"".join(read).decode("utf-8", "replace")
+        return _late(address, limit_s)
+    except (OSError, HTTPException, ValueError) as error:
+        cause = getattr(error, "reason", None) or error
+        if isinstance(cause, TimeoutError):
+            return _late(address, limit_s)
+        reason = f"cannot be reached: {printable(str(cause), 120) or type(error).__name__}"
+    return ConfigError(SETTING, address.shown, reason)
+
+
+def _read(response: HTTPResponse, until_s: float) -> bytes:
+    read = bytearray()
+    while piece := response.read1(PIECE_BYTES):
+        read += piece
+        if len(read) > MOST_BYTES:
+            raise ValueError(f"it sends more than {MOST_BYTES >> 20} MiB, which is no page of metrics")
+        if time.monotonic() > until_s:
+            raise TimeoutError
+    return bytes(read)
+
+
+def _late(address: Address, limit_s: float) -> ConfigError:
+    return ConfigError(SETTING, address.shown, f"no whole answer within {limit_s:g} s: see --timeout")
 
 
 def _opener(address: Address) -> OpenerDirector:
