@@ -92,6 +92,8 @@ def _whole(trace: str, rows: Sequence[Sample]) -> dict[tuple[str, str], Sample]:
             key = one["fraction"], one["times"]
             if key in found:
                 raise UnfitError(f"{trace}: {key[1]} times {key[0]} twice")
+            if one["shown_points"] is None:
+                raise UnfitError(f"{trace}: {key[1]} times {key[0]}: too few requests to say anything")
             if not (one["access_count"] > 0 and 0 < one["judged_requests"] <= one["request_count"]):
                 raise UnfitError(f"{trace}: {key[1]} times {key[0]}: nothing was asked for")
             found[key] = one
@@ -139,7 +141,7 @@ def _notes(trace: str, rows: Sequence[Sample]) -> list[str]:
         off = [_off_sampled(one) for one in sampled]
         covered = sum(_off_gain(one) <= STANDARD_ERRORS * one["error_points"] for one in sampled)
         notes.append(
-            f"{trace}: with {SAMPLED_SHARE:.0%} of the sessions: hits off by {median(off):.2f} points (median),"
+            f"{trace}: {SAMPLED_SHARE:.0%} of the sessions: hits off by {median(off):.2f} points (median),"
             f" {max(off):.2f} (most); {covered} of {len(sampled)} gains within two standard errors"
         )
     costs = sorted({one["cell"]: one["cpu_us_per_request"] for one in whole}.values())
@@ -316,9 +318,10 @@ def _said(accesses: "Accesses", cell: Cell) -> dict[str, Any]:
     """Feed the ghosts of a cache of a size; returns what they say in the end."""
     from xxhash import xxh3_64_digest
 
-    from kvtide.adviser.ghosts import HOST, Ghosts
+    from kvtide.adviser.ghosts import Ghosts
     from kvtide.adviser.tier_ghosts import sizes_of
     from kvtide.advising import Arrival, GhostPlan, GhostTier, fingerprints
+    from kvtide.metrics import HOST
 
     if cell.salt:
         salted = [xxh3_64_digest(one, seed=cell.salt) for one in accesses.hashes]

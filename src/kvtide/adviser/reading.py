@@ -13,10 +13,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
 from kvtide.errors import ConfigError
+from kvtide.metrics import GHOST_TIMES, HOST
 
 PREFIX = "vllm:kvtide_"
-HOST = "host"
-TIMES = ("0.5", "1", "2", "4")
 
 LONGEST_LINE = 4096
 MOST_SAMPLES = 200_000
@@ -139,7 +138,7 @@ def engines_on(text: str) -> list[EngineEstimates]:
             sizes[engine][HOST] = sample.value
         elif name == _TIER_BYTES and tier:
             sizes[engine][tier] = sample.value
-        elif name in _FIGURES and tier and times in TIMES:
+        elif name in _FIGURES and tier and times in GHOST_TIMES:
             figures[engine].setdefault(tier, {}).setdefault(times, {})[_FIGURES[name]] = sample.value
     return [
         _engine(engine, counts[engine], sizes.get(engine, {}), figures.get(engine, {}))
@@ -193,7 +192,7 @@ def _engine(
 def _estimates(figures: Mapping[str, Mapping[str, float]]) -> tuple[Estimate, ...]:
     """Put those together that are whole; without the size it has the others mean nothing."""
     found = []
-    for times in TIMES:
+    for times in GHOST_TIMES:
         one = figures.get(times, {})
         if "hit_points" not in one or not 0 <= one["hit_points"] <= 100:
             continue
@@ -244,7 +243,7 @@ def _pooled_tier(name: str, engines: Sequence[EngineEstimates]) -> TierEstimates
     }  # fmt: skip
     sizes = {tier.size_bytes for _, tier in found}
     estimates = []
-    for times in map(float, TIMES):
+    for times in map(float, GHOST_TIMES):
         parts = [
             (weight[index], one)
             for index in weight

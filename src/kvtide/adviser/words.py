@@ -10,7 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from kvtide.adviser.reading import HOST, Estimate, TierEstimates
+from kvtide.adviser.reading import Estimate, TierEstimates
+from kvtide.metrics import HOST
 from kvtide.transfer.memory import humanised
 
 STANDARD_ERRORS = 2

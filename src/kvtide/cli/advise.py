@@ -6,6 +6,7 @@ Knows options and how the answer is shown. Where estimates come from is in ``adv
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from textwrap import fill
 from typing import Annotated, Any
 
@@ -16,8 +17,29 @@ from typer.colors import GREEN
 from kvtide.adviser.reading import EngineEstimates, TierEstimates, engines_on, is_ours, together
 from kvtide.adviser.words import WORTH_POINTS, advice_on, bar_of, now_in_words, sentence_of, verdict_of
 from kvtide.cli.advise_page import HINT, SETTING, address_of, page_at
+from kvtide.cli.advise_replay import (
+    DEFAULT_POLICY,
+    HostMemoryOption,
+    ModelOption,
+    PolicyOption,
+    RatesOption,
+    ReplayAsked,
+    ReplayOption,
+    SlowerOption,
+    replayed,
+)
 from kvtide.cli.folders import JsonOption, counted, print_json, printable, refusing, tell
 from kvtide.cli.output import MAX_WIDTH
+from kvtide.cli.replay_reading import (
+    BlockOption,
+    ContinuedOption,
+    FormatOption,
+    SeedOption,
+    SkipOption,
+    SpanOption,
+    TokenizerOption,
+    reading_of,
+)
 from kvtide.errors import ConfigError
 
 TOO_EARLY = 1
@@ -31,6 +53,7 @@ EPILOG = """Examples:
 
 * `kvtide advise http://localhost:8000` asks a server that runs with kvtide, and says what it has found
 * `kvtide advise http://localhost:8000 --worth 3` advises more memory where a doubling brings 3 points
+* `kvtide advise --replay asked.jsonl --model config.json --host-memory 64GiB` asks a trace instead
 * `kvtide advise http://localhost:8000 --json | jq '.models[].tiers[].advice'` is for programs
 
 A point is one of 100 prompt tokens that need not be computed. What stands behind ± is two standard errors:
@@ -59,11 +82,24 @@ def advise(
         float, typer.Option("--timeout", metavar="SECONDS", help="For the whole page to come.")
     ] = TIMEOUT_S,
     as_json: JsonOption = False,
+    replay: ReplayOption = None,
+    model: ModelOption = None,
+    host_memory: HostMemoryOption = None,
+    policy: PolicyOption = DEFAULT_POLICY,
+    rates: RatesOption = None,
+    slower: SlowerOption = None,
+    format_name: FormatOption = None,
+    skip_bad_records: SkipOption = False,
+    continued: ContinuedOption = False,
+    block_tokens: BlockOption = None,
+    session_span: SpanOption = None,
+    seed: SeedOption = 0,
+    tokenizer: TokenizerOption = None,
 ) -> None:
     """Say what more host memory or disk would bring, and what less would cost.
 
     A server with kvtide watches what caches of half, twice and four times the size would hit of its own
-    requests. This asks it once, and says it in words.
+    requests. This asks it once, and says it in words. With --replay a recorded trace is asked instead.
 
     Exit code 0: something is said. 1: too early, or the server has no adviser. 2: nobody could be asked.
     """
@@ -72,16 +108,38 @@ def advise(
             raise ConfigError("--worth", worth, "give points above 0 and up to 100: 1 is one of 100 tokens")
         if not 0 < timeout <= LONGEST_S:
             raise ConfigError("--timeout", timeout, f"give seconds above 0 and up to {LONGEST_S:g}")
-        if url is None:
-            raise ConfigError(SETTING, None, HINT)
-        address = address_of(url)
-        page = page_at(address, timeout)
-        if not is_ours(page):
-            raise ConfigError(
-                SETTING, address.shown, "has no metrics of kvtide: is this a vLLM server, and with kvtide?"
+        asked = ReplayAsked(model, host_memory, policy, rates, slower)
+        if not replay:
+            asked.refuse()
+            source, engines = asked_of_server(url, timeout)
+        elif url is not None:
+            raise ConfigError("--replay", replay[0], "give this or a URL, not both")
+        else:
+            paths = list(map(Path, replay))
+            reading = reading_of(
+                paths, format_name, skip_bad_records, continued, block_tokens, session_span, seed, tokenizer
             )
-        engines = engines_on(page)
-        show(engines, address.shown, worth, as_json)
+            source, engines = ", ".join(map(str, paths)), [replayed(reading, asked)]
+        show(engines, source, worth, as_json)
+
+
+def asked_of_server(url: str | None, timeout_s: float) -> tuple[str, list[EngineEstimates]]:
+    """Ask a server.
+
+    Returns:
+        Where its page is, for people, and what its engines say.
+
+    Raises:
+        ConfigError: It cannot be asked, or is not one of ours.
+    """
+    if url is None:
+        raise ConfigError(SETTING, None, HINT)
+    address = address_of(url)
+    page = page_at(address, timeout_s)
+    if not is_ours(page):
+        hint = "has no metrics of kvtide: is this a vLLM server, and with kvtide?"
+        raise ConfigError(SETTING, address.shown, hint)
+    return address.shown, engines_on(page)
 
 
 def show(engines: Sequence[EngineEstimates], source: str, worth: float, as_json: bool) -> None:
