@@ -14,6 +14,7 @@ import typer
 from rich.console import Console
 from typer.colors import GREEN
 
+from kvtide.adviser import window
 from kvtide.adviser.reading import EngineEstimates, TierEstimates, engines_on, is_ours, together
 from kvtide.adviser.words import WORTH_POINTS, advice_on, bar_of, now_in_words, sentence_of, verdict_of
 from kvtide.cli.advise_page import HINT, SETTING, address_of, page_at
@@ -43,7 +44,6 @@ from kvtide.cli.replay_reading import (
 from kvtide.errors import ConfigError
 
 TOO_EARLY = 1
-NEEDED_REQUESTS = 1000
 TIMEOUT_S = 10.0
 LONGEST_S = 3600.0
 DROPPED_SHARE = 0.01
@@ -164,7 +164,7 @@ def as_plain(
     return {
         "ok": any(one.is_ready for one in models),
         "source": source,
-        "needed_requests": NEEDED_REQUESTS,
+        "needed_requests": window.LEAST_REQUESTS,
         "worth_points": worth,
         "models": [_plain(one, worth) for one in models],
         "engines": [_plain(one, worth) for one in engines],
@@ -228,8 +228,8 @@ def _print(models: Sequence[EngineEstimates], source: str, worth: float) -> None
 def _seen(found: EngineEstimates) -> str:
     if not found.is_ready:
         seen = found.judged_requests or found.requests
-        if seen < NEEDED_REQUESTS:
-            return f"{seen:,} of the {NEEDED_REQUESTS:,} requests an estimate needs"
+        if seen < window.LEAST_REQUESTS:
+            return f"{seen:,} of the {window.LEAST_REQUESTS:,} requests an estimate needs"
         return f"{counted(seen, 'request')}, and no estimate of any tier yet"
     share = found.sampled_share
     followed = "" if share is None or share >= 1 else f"; {100 * share:.2g} % of the sessions are followed"
