@@ -96,7 +96,13 @@ class Growth(NamedTuple):
 
 
 class Adviser(ABC):
-    """Keeps ghosts somewhere else. No call waits, and none raises; called by one thread."""
+    """Keeps ghosts somewhere else. No call waits, and none raises; called by one thread.
+
+    Attributes:
+        is_on: Whether anything is made of what it is told.
+    """
+
+    is_on: bool = True
 
     @abstractmethod
     def planned(self, plan: GhostPlan) -> None:
