@@ -26,9 +26,9 @@ from kvtide.adviser.frames import (
     framed,
     message_of,
 )
-from kvtide.adviser.ghosts import GAUGES, Ghosts
-from kvtide.adviser.process import MESSAGE_BYTES, ProcessAdviser
-from kvtide.advising import Arrival, GhostPlan, GhostTier, Growth, Paces
+from kvtide.adviser.ghosts import GAUGES, Ghosts, split
+from kvtide.adviser.process import HASH_BYTES, MESSAGE_BYTES, ProcessAdviser
+from kvtide.advising import Arrival, GhostPlan, GhostTier, Growth, HashView, Paces
 from kvtide.metrics import MetricsDelta
 
 PLAN = GhostPlan(16, (GhostTier("host", "lru", 100),))
@@ -60,6 +60,16 @@ growths = st.builds(Growth, st.integers(0, 1 << 62), fingerprints)
 def arrival(visit: int, chunk_count: int = 4) -> Arrival:
     chunks = b"".join((100 * visit + at).to_bytes(8, "little") for at in range(chunk_count))
     return Arrival(visit, float(visit), 16 * chunk_count, chunks)
+
+
+def tell(adviser: ProcessAdviser, message: Arrival | Growth) -> None:
+    """As the scheduler does: the engine's hashes beside an empty message."""
+    hashes = [part + b"tail" * 6 for part in split(message.chunks)]
+    view = HashView(hashes, 0, len(hashes), 1, len(hashes))
+    if isinstance(message, Arrival):
+        adviser.arrived(message._replace(chunks=b""), view)
+    else:
+        adviser.grown(message._replace(chunks=b""), view)
 
 
 def wait_until(what: Callable[[], bool]) -> None:
@@ -170,17 +180,27 @@ def test_a_short_life_has_no_process() -> None:
     with closing(ProcessAdviser(start_after=5)) as adviser:
         adviser.planned(PLAN)
         for visit in range(4):
-            adviser.arrived(arrival(visit))
+            tell(adviser, arrival(visit))
         assert adviser.child_id is None
+
+
+def test_long_prompts_do_not_wait_until_there_are_many() -> None:
+    room = 8 * (1000 * HASH_BYTES + MESSAGE_BYTES)
+    with closing(ProcessAdviser(start_after=99, queue_bytes=room)) as adviser:
+        adviser.planned(PLAN)
+        told = MetricsDelta()
+        for visit in range(3):
+            tell(adviser, arrival(visit, 1000))
+        wait_until(lambda: total(adviser, told, "ghost_requests|") == 3)
 
 
 def test_nothing_is_started_before_sizes_are_known_and_nothing_is_lost() -> None:
     with closing(ProcessAdviser(start_after=2)) as adviser:
         for visit in range(6):
-            adviser.arrived(arrival(visit))
+            tell(adviser, arrival(visit))
         assert adviser.child_id is None
         adviser.planned(PLAN)
-        adviser.arrived(arrival(6))
+        tell(adviser, arrival(6))
         told = MetricsDelta()
         wait_until(lambda: total(adviser, told, "ghost_requests|") == 7)
         assert told.data["ghost_queried_tokens|"] == 7 * 64
@@ -192,8 +212,8 @@ def test_ghosts_in_a_process_say_what_they_say_here() -> None:
         adviser.planned(PLAN)
         for visit in range(1100):
             one = arrival(visit % 60)._replace(visit=visit, now_s=float(visit), paces=Paces(1e-3, 1e-6))
-            adviser.arrived(one)
-            adviser.grown(Growth(visit, b""))
+            tell(adviser, one)
+            tell(adviser, Growth(visit, b""))
             ghosts.feed(one)
         wait_until(lambda: total(adviser, told, "ghost_requests|") == 1100)
         child = adviser.child_id
@@ -207,13 +227,13 @@ def test_ghosts_in_a_process_say_what_they_say_here() -> None:
 def test_a_child_that_is_killed_is_one_line_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
     with closing(ProcessAdviser(start_after=1)) as adviser, caplog.at_level(logging.WARNING):
         adviser.planned(PLAN)
-        adviser.arrived(arrival(1))
+        tell(adviser, arrival(1))
         wait_until(lambda: adviser.child_id is not None)
         os.kill(adviser.child_id or 0, signal.SIGKILL)
         wait_until(lambda: not adviser.is_on)
         for visit in range(9):
-            adviser.arrived(arrival(visit))
-            adviser.grown(Growth(visit, b""))
+            tell(adviser, arrival(visit))
+            tell(adviser, Growth(visit, b""))
         adviser.forget()
         assert [record.levelname for record in caplog.records] == ["WARNING"]
         assert "serving goes on: their process has ended with -9" in caplog.text
@@ -232,23 +252,23 @@ def test_a_process_that_is_not_ours_ends_ghosts_and_nothing_else(
 ) -> None:
     with closing(ProcessAdviser(start_after=1, command=command)) as adviser:
         adviser.planned(PLAN)
-        adviser.arrived(arrival(1))
+        tell(adviser, arrival(1))
         wait_until(lambda: not adviser.is_on)
     assert reason in caplog.text
 
 
 def test_what_does_not_fit_into_the_queue_is_dropped_and_counted() -> None:
     frozen = [sys.executable, "-c", "import time; time.sleep(600)"]
-    room = 10 * (4 * 8 + MESSAGE_BYTES)
+    room = 10 * (4 * HASH_BYTES + MESSAGE_BYTES)
     with closing(ProcessAdviser(start_after=1, queue_bytes=room, command=frozen)) as adviser:
         for visit in range(25):  # no plan, so nothing leaves the queue
-            adviser.arrived(arrival(visit))
+            tell(adviser, arrival(visit))
         assert list(adviser.take()) == [{"ghost_dropped_requests|": 15}]
         assert list(adviser.take()) == []
         adviser.planned(PLAN)
         # A process that reads nothing keeps nobody waiting, whether it is told something or ended.
         for visit in range(25, 60):
-            adviser.arrived(arrival(visit, 2000))
+            tell(adviser, arrival(visit, 2000))
     assert not adviser.is_on
 
 
@@ -256,10 +276,10 @@ def test_a_child_does_not_outlive_a_server_that_is_killed() -> None:
     server = """
 import sys, time
 from kvtide.adviser.process import ProcessAdviser
-from kvtide.advising import Arrival, GhostPlan, GhostTier
+from kvtide.advising import Arrival, GhostPlan, GhostTier, HashView
 adviser = ProcessAdviser(start_after=1)
 adviser.planned(GhostPlan(16, (GhostTier("host", "lru", 100),)))
-adviser.arrived(Arrival(1, 0.0, 16, b"x" * 8))
+adviser.arrived(Arrival(1, 0.0, 16, b""), HashView([b"x" * 32], 0, 1, 1, 1))
 while adviser.child_id is None:
     time.sleep(0.01)
 print(adviser.child_id, flush=True)

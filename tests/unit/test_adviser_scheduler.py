@@ -6,7 +6,7 @@ import pytest
 from fakes import FakeRequest, FakeStep
 
 from kvtide.adviser.ghosts import Ghosts, split
-from kvtide.advising import Adviser, Arrival, GhostPlan, GhostTier, Growth
+from kvtide.advising import Adviser, Arrival, GhostPlan, GhostTier, Growth, HashView
 from kvtide.config import KVTideConfig, TierSettings
 from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry
 from kvtide.jobs import OffloadingWorkerMetadata, PoolReport
@@ -37,11 +37,13 @@ class Listener(Adviser):
     def planned(self, plan: GhostPlan) -> None:
         self.plans.append(plan)
 
-    def arrived(self, arrival: Arrival) -> None:
-        self.arrivals.append(arrival)
+    def arrived(self, arrival: Arrival, chunks: HashView) -> None:
+        assert chunks.chunk_count == len(split(chunks.fingerprints()))
+        self.arrivals.append(arrival._replace(chunks=chunks.fingerprints()))
 
-    def grown(self, growth: Growth) -> None:
-        self.growths.append(growth)
+    def grown(self, growth: Growth, chunks: HashView) -> None:
+        assert chunks.chunk_count == len(split(chunks.fingerprints()))
+        self.growths.append(growth._replace(chunks=chunks.fingerprints()))
 
     def forget(self) -> None:
         self.resets += 1

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from kvtide.adviser.frames import Forget, FrameError, FrameReader, Message, answer_of, framed
-from kvtide.advising import Adviser, Arrival, GhostPlan, Growth
+from kvtide.advising import Adviser, Arrival, GhostPlan, Growth, HashView
 
 logger = logging.getLogger(__name__)
 
@@ -24,10 +24,13 @@ START_AFTER = 256
 """Requests that wait for the process before it is started: a short life has none."""
 
 QUEUE_BYTES = 32 << 20
-"""Of fingerprints that may wait; about four million chunks."""
+"""Of what may wait; about four hundred thousand chunks."""
 
-MESSAGE_BYTES = 256
-"""That a message takes beside its fingerprints."""
+HASH_BYTES = 80
+"""That a hash takes as long as it waits, with its place in a list."""
+
+MESSAGE_BYTES = 512
+"""That a message takes beside its hashes."""
 
 POLL_S = 0.25
 """So often the queue is looked at. Whoever fills it wakes nobody: that takes a lock and a system call."""
@@ -64,7 +67,7 @@ class ProcessAdviser(Adviser):
         self._queue_bytes = queue_bytes
         self._command = command
         self._plan: GhostPlan | None = None
-        self._queue: deque[Message] = deque()
+        self._queue: deque[tuple[Message, HashView | None]] = deque()
         # Each of the two is written by one thread alone.
         self._entered_bytes = self._left_bytes = 0
         self._arrived_count = self._dropped_count = self._told_dropped = 0
@@ -77,25 +80,24 @@ class ProcessAdviser(Adviser):
 
     def planned(self, plan: GhostPlan) -> None:
         if self._plan is None:
-            self._queue.appendleft(plan)  # what has come before it is of it, too
+            self._queue.appendleft((plan, None))  # what has come before it is of it, too
         elif plan != self._plan:
-            self._queue.append(plan)
+            self._queue.append((plan, None))
         self._plan = plan
 
-    def arrived(self, arrival: Arrival) -> None:
-        if not self._enter(arrival, arrival.chunks):
-            self._dropped_count += 1
-            return
+    def arrived(self, arrival: Arrival, chunks: HashView) -> None:
         self._arrived_count += 1
-        if self._thread is None and self._plan is not None and self._arrived_count >= self._start_after:
+        if not self._enter(arrival, chunks):
+            self._dropped_count += 1
+        if self._thread is None and self._is_due:
             self._thread = threading.Thread(target=self._run, name="kvtide-adviser", daemon=True)
             self._thread.start()
 
-    def grown(self, growth: Growth) -> None:
-        self._enter(growth, growth.chunks)
+    def grown(self, growth: Growth, chunks: HashView) -> None:
+        self._enter(growth, chunks)
 
     def forget(self) -> None:
-        self._queue.append(Forget())
+        self._queue.append((Forget(), None))
 
     def take(self) -> Sequence[Mapping[str, float]]:
         dropped = self._dropped_count - self._told_dropped
@@ -113,12 +115,23 @@ class ProcessAdviser(Adviser):
         if self._thread is not None:
             self._thread.join(2 * POLL_S + 2 * END_S)
 
-    def _enter(self, message: Message, chunks: bytes) -> bool:
-        size = len(chunks) + MESSAGE_BYTES
-        if not self.is_on or self._entered_bytes - self._left_bytes + size > self._queue_bytes:
+    @property
+    def _is_due(self) -> bool:
+        """Whether the process is worth starting: requests have come, or lie about that are long."""
+        if self._plan is None or not self.is_on:
+            return False
+        return self._arrived_count >= self._start_after or 4 * self._waiting_bytes > self._queue_bytes
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._entered_bytes - self._left_bytes
+
+    def _enter(self, message: Message, chunks: HashView) -> bool:
+        size = _size_of(chunks)
+        if not self.is_on or self._waiting_bytes + size > self._queue_bytes:
             return False
         self._entered_bytes += size
-        self._queue.append(message)
+        self._queue.append((message, chunks))
         return True
 
     # -- the thread ---------------------------------------------------------------------------------
@@ -179,12 +192,17 @@ class ProcessAdviser(Adviser):
         return "it was closed"
 
     def _next(self) -> memoryview:
-        while self._queue:
-            message = self._queue.popleft()
-            if isinstance(message, Arrival | Growth):
-                self._left_bytes += len(message.chunks) + MESSAGE_BYTES
-            return memoryview(framed(message))
-        return memoryview(b"")
+        if not self._queue:
+            return memoryview(b"")
+        message, chunks = self._queue.popleft()
+        if chunks is not None and isinstance(message, Arrival | Growth):
+            message = message._replace(chunks=chunks.fingerprints())
+            self._left_bytes += _size_of(chunks)
+        return memoryview(framed(message))
+
+
+def _size_of(chunks: HashView) -> int:
+    return MESSAGE_BYTES + HASH_BYTES * chunks.chunk_count
 
 
 def _ended(child: "subprocess.Popen[bytes]") -> str:

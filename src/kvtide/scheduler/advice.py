@@ -7,7 +7,7 @@ nobody waits for it. Knows requests and tiers; does not know what a ghost is.
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from kvtide.advising import Adviser, Arrival, GhostPlan, GhostTier, Growth, Paces, fingerprints
+from kvtide.advising import Adviser, Arrival, GhostPlan, GhostTier, Growth, HashView, Paces
 from kvtide.manager.lower import LowerTier
 from kvtide.metrics import HOST, MetricsDelta
 from kvtide.scheduler.engine import EngineRequest
@@ -69,21 +69,21 @@ class Advice:
         self._arrivals += 1
         count = self._geometry.finest.hashed_chunks(len(request.block_hashes))
         self._told[visit] = count
-        chunks = self._fingerprints(request, 0, count)
-        self._adviser.arrived(Arrival(visit, now_s, request.num_prompt_tokens, chunks, self._paces()))
+        arrival = Arrival(visit, now_s, request.num_prompt_tokens, b"", self._paces())
+        self._adviser.arrived(arrival, self._hashes(request, 0, count))
 
     def finished(self, state: RequestOffloadState, request: EngineRequest) -> None:
         """Tell what a request has grown by when it ends."""
         count = self._told.pop(state.context.visit, None)
         if count is None or not self._adviser.is_on:
             return
-        chunks = b""
+        kept = count
         if not self._prompt_only:
             finest = self._geometry.finest
             computed = request.num_computed_tokens - request.num_in_flight_tokens
             kept = min(finest.hashed_chunks(len(request.block_hashes)), finest.full_chunks(computed))
-            chunks = self._fingerprints(request, count, kept)
-        self._adviser.grown(Growth(state.context.visit, chunks))
+        visit = state.context.visit
+        self._adviser.grown(Growth(visit, b""), self._hashes(request, count, max(count, kept)))
 
     def loaded(self, token_count: int, seconds: float) -> None:
         """Note that so many tokens were brought back from host memory."""
@@ -104,11 +104,11 @@ class Advice:
 
     # -- inside ---------------------------------------------------------------------------------
 
-    def _fingerprints(self, request: EngineRequest, start: int, stop: int) -> bytes:
+    def _hashes(self, request: EngineRequest, start: int, stop: int) -> HashView:
         finest = self._geometry.finest
         step, ahead = finest.hashes_per_chunk, finest.lookahead_hashes
-        first = (start + 1) * step - 1 + ahead
-        return fingerprints(request.block_hashes, first, stop * step + ahead, step)
+        first, last = (start + 1) * step - 1 + ahead, stop * step + ahead
+        return HashView(request.block_hashes, first, last, step, stop - start)
 
     def _paces(self) -> Paces:
         per_chunk = sum(self._weights)
