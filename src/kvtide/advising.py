@@ -95,20 +95,51 @@ class Growth(NamedTuple):
     chunks: bytes
 
 
+class HashView(NamedTuple):
+    """Hashes of chunks, as the engine has them: a list that may grow meanwhile, and which of it are meant.
+
+    Cutting them to fingerprints takes longer than all else that is done for an adviser when a request comes;
+    so a list is handed over as it is, and cut where nobody waits.
+
+    Attributes:
+        hashes: The engine's own list; entries that are there never change.
+        start: The first that is meant.
+        stop: One past the last that may be.
+        step: Between those that are.
+        chunk_count: How many that are.
+    """
+
+    hashes: Sequence[bytes]
+    start: int
+    stop: int
+    step: int
+    chunk_count: int
+
+    def fingerprints(self) -> bytes:
+        """Cut them, see the function of that name."""
+        return fingerprints(self.hashes, self.start, self.stop, self.step)
+
+
 class Adviser(ABC):
-    """Keeps ghosts somewhere else. No call waits, and none raises; called by one thread."""
+    """Keeps ghosts somewhere else. No call waits, and none raises; called by one thread.
+
+    Attributes:
+        is_on: Whether anything is made of what it is told.
+    """
+
+    is_on: bool = True
 
     @abstractmethod
     def planned(self, plan: GhostPlan) -> None:
         """Say what there is to keep ghosts of. Another plan than the last one begins everything anew."""
 
     @abstractmethod
-    def arrived(self, arrival: Arrival) -> None:
-        """Tell of a request."""
+    def arrived(self, arrival: Arrival, chunks: HashView) -> None:
+        """Tell of a request; ``chunks`` stands for those of ``arrival``, which has none."""
 
     @abstractmethod
-    def grown(self, growth: Growth) -> None:
-        """Tell of its end."""
+    def grown(self, growth: Growth, chunks: HashView) -> None:
+        """Tell of its end, likewise."""
 
     @abstractmethod
     def forget(self) -> None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 
+from kvtide.adviser.process import ProcessAdviser
 from kvtide.config import KVTideConfig, load_config
 from kvtide.jobs import OffloadingConnectorMetadata, OffloadingWorkerMetadata
 from kvtide.metrics import MetricsDelta
@@ -85,7 +86,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         refuse_unverified(vllm_config)
         self._settings = config_of(self._kv_transfer_config.kv_connector_extra_config)
         refuse_blind_stores(vllm_config, self._settings.store_policy)
-        self._spec = OffloadingSpec(self._settings)
+        self._spec = OffloadingSpec(self._settings, adviser=ProcessAdviser)
         self._geometry = geometry_of(vllm_config, kv_cache_config, self._settings.blocks_per_chunk)
         self._metrics = MetricsDelta()
         self._scheduler: OffloadingConnectorScheduler | None = None
