@@ -9,8 +9,8 @@ from typer.testing import CliRunner, Result
 
 from kvtide.adviser import window
 from kvtide.cli.main import app
-from kvtide.sim.manager_only import manager_of, replay
 from kvtide.sim.accesses import accesses_of
+from kvtide.sim.manager_only import manager_of, replay
 from kvtide.sim.traces import read_trace
 
 BLOCK_BYTES = 512 * 1000
@@ -20,11 +20,12 @@ BLOCK_BYTES = 512 * 1000
 def trace(tmp_path: Path) -> Path:
     """240 prompts of two full blocks and a part of one, of 60 chats that come back in turn."""
     path = tmp_path / "chats.jsonl"
-    rows = (
-        {"timestamp": 30_000 * at, "input_length": 2 * 512 + 9, "output_length": 2, "hash_ids": [chat, chat + 1, -at - 1]}
-        for at in range(240)
-        for chat in [2 * (at * 7 % 60)]
-    )  # fmt: skip
+    row = {"input_length": 2 * 512 + 9, "output_length": 2}
+    chats = [2 * (at * 7 % 60) for at in range(240)]
+    rows = [
+        {**row, "timestamp": 30_000 * at, "hash_ids": [chat, chat + 1, 1000 + at]}
+        for at, chat in enumerate(chats)
+    ]
     path.write_text("\n".join(map(json.dumps, rows)))
     return path
 
@@ -39,7 +40,9 @@ def run(*arguments: object) -> Result:
 
 
 def sized(trace: Path, blocks: int, *more: object) -> Result:
-    return run("--replay", trace, "--model", 1000, "--host-memory", blocks * BLOCK_BYTES, "--policy", "lru", *more)
+    return run(
+        "--replay", trace, "--model", 1000, "--host-memory", blocks * BLOCK_BYTES, "--policy", "lru", *more
+    )
 
 
 def test_a_trace_says_what_its_replay_hits_at_every_size(trace: Path) -> None:
@@ -91,8 +94,14 @@ def test_a_short_trace_says_how_short(trace: Path, monkeypatch: pytest.MonkeyPat
         (("--replay", "TRACE", "--model", "1000"), "--host-memory"),
         (("--replay", "TRACE", "--model", "1000", "--host-memory", "1KiB"), "--host-memory"),
         (("--replay", "TRACE", "--model", "1000", "--host-memory", "1GiB,2GiB"), "--host-memory"),
-        (("--replay", "TRACE", "--model", "1000", "--host-memory", "1GiB", "--policy", "optimum"), "--policies"),
-        (("--replay", "TRACE", "--model", "1000", "--host-memory", "1GiB", "--policy", "lru,arc"), "--policy"),
+        (
+            ("--replay", "TRACE", "--model", "1000", "--host-memory", "1GiB", "--policy", "optimum"),
+            "--policies",
+        ),
+        (
+            ("--replay", "TRACE", "--model", "1000", "--host-memory", "1GiB", "--policy", "lru,arc"),
+            "--policy",
+        ),
         (("--replay", "TRACE", "--model", "1000", "--host-memory", "1GiB", "--slower", "4"), "--slower"),
         (("--replay", "TRACE", "--model", "1000", "--host-memory", "1GiB", "--rates", "nothing"), "rates"),
     ],

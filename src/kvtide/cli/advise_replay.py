@@ -158,8 +158,10 @@ def replayed(reading: Reading, asked: ReplayAsked) -> EngineEstimates:
 def _judged(asked: ReplayAsked) -> ServingSetup:
     if asked.model is None:
         raise ConfigError("--model", None, "give the model's config.json or bytes of KV cache per token")
-    if asked.host_memory is None:
-        raise ConfigError("--host-memory", None, "give the size that others are held against: 64GiB")
+    if asked.host_memory is None or "," in asked.host_memory:
+        raise ConfigError(
+            "--host-memory", asked.host_memory, "give the one size others are held against: 64GiB"
+        )
     policies = serving_policies(policies_of(asked.policy), were_given=True)
     if policies[1:]:
         raise ConfigError("--policy", asked.policy, f"give one of {', '.join(policies)}")
