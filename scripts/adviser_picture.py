@@ -1,4 +1,4 @@
-"""Draws what an adviser says of several sizes over what a replay hits at more of them: docs/images/adviser.png.
+"""Draws what the adviser says of some sizes over what a replay hits at more: docs/images/adviser.png.
 
 kvtide advise --replay TRACE --model BYTES --host-memory SIZE --json > advice.json
 kvtide replay TRACE --policies adaptive --fractions ... --json > replay.json
@@ -18,6 +18,7 @@ REPLAY_COLOUR, SAID_COLOUR, TAKEN_COLOUR = "#64748b", "#0f766e", "#9a3412"
 
 
 def main(advice_path: str, replay_path: str, bytes_per_token: str, picture: str) -> None:
+    """Read both, and write the picture."""
     (model,) = json.loads(Path(advice_path).read_text())["models"]
     (tier,) = model["tiers"]
     replay = json.loads(Path(replay_path).read_text())

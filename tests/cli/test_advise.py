@@ -30,7 +30,7 @@ def test_it_says_what_there_is_and_what_every_other_size_would_do() -> None:
     result = asked(page(tiers=("host", "disk")))
     assert result.exit_code == 0
     said = on_one_line(result)
-    assert "10,000 requests judged of 12,031; 25 % of the sessions are followed" in said
+    assert "12,031 requests; 25 % of the sessions are followed, their last 10,000 requests judged" in said
     for sentence in (
         "With the host memory there is (4 GiB): 31.2 of 100 prompt tokens are hits, first token p50 1.70 s.",
         "With half the host memory (2 GiB): -6.2 ± 0.6 points of token hits, first token p50 +0.20 s.",
@@ -102,39 +102,6 @@ def test_a_server_without_ghosts_is_told_from_one_without_kvtide() -> None:
     for other in ("vllm:num_requests_running 0\n", "", "<html>hello</html>", "\x00\x01"):
         result = asked(other)
         assert (result.exit_code, "has no metrics of kvtide" in result.output) == (2, True)
-
-
-@pytest.mark.parametrize("value", ["NaN", "+Inf", "-Inf", "-5", "1e400", "x", "", "1e30"])
-@pytest.mark.parametrize("name", ["hit_points", "gain_points", "error_points"])
-def test_a_figure_that_makes_no_sense_is_one_that_is_not_there(name: str, value: str) -> None:
-    if (name, value) == ("gain_points", "-5"):
-        return
-    bad = "\n".join(
-        line.rpartition(" ")[0] + f" {value}" if f"ghost_{name}{{" in line and 'times="2"' in line else line
-        for line in page().splitlines()
-    )
-    result = asked(bad)
-    assert result.exit_code == 0
-    assert "twice the host memory" not in result.output
-    assert "four times the host memory" in result.output
-
-
-@pytest.mark.parametrize(
-    "garbage",
-    [
-        b"\xff\xfe\x00vllm:kvtide_\x00\n",
-        b"vllm:kvtide_ghost_hit_points{" + b'a="' * 500 + b"\n",
-        b"vllm:kvtide_ghost_hit_points{" + b"x" * 200_000 + b"} 1\n",
-        b'vllm:kvtide_ghost_hit_points{tier="host",times="2",tier="host"} 1\n',
-        b'vllm:kvtide_ghost_hit_points{tier="host",times="7"} 1\n',
-        b"vllm:kvtide_ghost_hit_points} 1\n" * 100,
-        b"vllm:kvtide_ghost_requests_total{ 1\nvllm:kvtide_ghost_requests_total{} \n",
-    ],
-)
-def test_garbage_beside_the_figures_changes_nothing(garbage: bytes) -> None:
-    clean = asked(page())
-    result = asked(plain(garbage + page().encode() + garbage))
-    assert (result.exit_code, result.stdout.partition("model")[2]) == (0, clean.stdout.partition("model")[2])
 
 
 def test_what_a_stranger_calls_a_model_or_a_tier_does_not_reach_the_terminal_as_it_is() -> None:

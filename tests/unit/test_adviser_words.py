@@ -1,7 +1,7 @@
 """What is said of estimates, and what is advised: worked out by hand, size by size."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtide.adviser.reading import Estimate, TierEstimates
@@ -107,12 +107,21 @@ def test_what_is_not_clear_is_no_reason_to_buy_and_none_to_save() -> None:
     assert (times, sentence.endswith("as far as is clear yet.")) == (2, True)
 
 
+def test_hits_that_bring_no_first_token_sooner_are_advised_with_a_warning() -> None:
+    now = Estimate(1, 30, 0, 0, 0.027)
+    for first_s, warns in ((0.030, True), (0.0272, False), (0.02, False), (None, False)):
+        advice = advice_on(TierEstimates("host", GIB, (now, Estimate(2, 60, 30, 1, first_s))))
+        assert advice is not None
+        assert (advice.times, "no sooner" in advice.sentence) == (2, warns)
+
+
 def test_a_tier_that_says_nothing_yet_is_advised_nothing() -> None:
     assert advice_on(TierEstimates("host", 4 * GIB)) is None
     assert advice_on(tier()) is None
     assert now_in_words(TierEstimates("disk", 4 * GIB)).endswith("(4 GiB): nothing can be said yet.")
 
 
+@settings(max_examples=50)
 @given(
     gains=st.lists(st.floats(-100, 100), min_size=3, max_size=3),
     errors=st.lists(st.floats(0, 1e6), min_size=3, max_size=3),

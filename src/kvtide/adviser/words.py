@@ -106,7 +106,7 @@ def advice_on(tier: TierEstimates, worth_points: float = WORTH_POINTS) -> Advice
         else:
             known = _as_far_as_is_clear(tier, best, worth_points)
             why = f"from there on a doubling brings less than {bound}{known}"
-        return Advice(best.times, f"Take {size} of {noun}: {why}.")
+        return Advice(best.times, f"Take {size} of {noun}: {why}.{_but_later(now, best)}")
     for less in tier.estimates:
         if less.times < 1 and verdict_of(less, worth_points) is Verdict.ALIKE:
             why = f"it loses less than {bound} for each halving"
@@ -155,6 +155,15 @@ def _as_far_as_is_clear(tier: TierEstimates, best: Estimate, worth_points: float
         if most >= worth_points * math.log2(one.times / best.times):
             return ", as far as is clear yet"
     return ""
+
+
+def _but_later(now: Estimate, best: Estimate) -> str:
+    """Warn of hits that save work and no time, as those of a very small model."""
+    if now.first_token_s is None or best.first_token_s is None:
+        return ""
+    if best.first_token_s - now.first_token_s < SHORTEST_S:
+        return ""
+    return " But first tokens come no sooner: here a token is not loaded faster than it is computed."
 
 
 def noun_of(tier: str) -> str:

@@ -231,9 +231,13 @@ def _seen(found: EngineEstimates) -> str:
         if seen < window.LEAST_REQUESTS:
             return f"{seen:,} of the {window.LEAST_REQUESTS:,} requests an estimate needs"
         return f"{counted(seen, 'request')}, and no estimate of any tier yet"
-    share = found.sampled_share
-    followed = "" if share is None or share >= 1 else f"; {100 * share:.2g} % of the sessions are followed"
-    return f"{counted(found.judged_requests, 'request')} judged of {found.requests:,}{followed}"
+    share, judged = found.sampled_share, found.judged_requests
+    text = counted(found.requests, "request")
+    if share is not None and share < 1:
+        return (
+            f"{text}; {100 * share:.2g} % of the sessions are followed, their last {judged:,} requests judged"
+        )
+    return f"{text}, all judged" if judged >= found.requests else f"{text}, the last {judged:,} judged"
 
 
 def _print_tier(tier: TierEstimates, worth: float) -> None:
