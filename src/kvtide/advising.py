@@ -48,7 +48,7 @@ class GhostPlan:
 
     tokens_per_chunk: int
     tiers: tuple[GhostTier, ...]
-    most_chunks: int = 400_000
+    most_chunks: int = 1_000_000
 
 
 class Paces(NamedTuple):
