@@ -2,25 +2,25 @@
 
 kvtide advise --replay TRACE --model BYTES --host-memory SIZE --json > advice.json
 kvtide replay TRACE --policies adaptive --fractions ... --json > replay.json
-scripts/adviser_picture.py advice.json replay.json BYTES docs/images/adviser.png
+scripts/adviser_picture.py BYTES replay.json docs/images/adviser.png advice.json [another.json]
 """
 
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 GIB = 1 << 30
-REPLAY_COLOUR, SAID_COLOUR, TAKEN_COLOUR = "#64748b", "#0f766e", "#9a3412"
+REPLAY_COLOUR, SAID_COLOURS = "#64748b", ("#0f766e", "#9a3412")
 
 
-def main(advice_path: str, replay_path: str, bytes_per_token: str, picture: str) -> None:
-    """Read both, and write the picture."""
-    (model,) = json.loads(Path(advice_path).read_text())["models"]
-    (tier,) = model["tiers"]
+def main(bytes_per_token: str, replay_path: str, picture: str, *advice_paths: str) -> None:
+    """Read all of them, and write the picture."""
     replay = json.loads(Path(replay_path).read_text())
     (hits,) = replay["hit_ratio"].values()
     block_bytes = int(bytes_per_token) * replay["block_tokens"]
@@ -31,16 +31,11 @@ def main(advice_path: str, replay_path: str, bytes_per_token: str, picture: str)
     sizes = [replay["capacity_blocks"][one] * block_bytes / GIB for one in hits]
     shares = [100 * ratio for ratio in hits.values()]
     axes.plot(sizes, shares, color=REPLAY_COLOUR, marker=".", label="a replay of each size, whole trace")
-    said = tier["sizes"]
-    axes.errorbar(
-        [one["size_bytes"] / GIB for one in said],
-        [one["hit_points"] for one in said],
-        yerr=[one["bar_points"] for one in said],
-        fmt="o", color=SAID_COLOUR, capsize=4, label="the adviser; bar of the gain over what there is",
-    )  # fmt: skip
-    taken = next(one for one in said if one["times"] == tier["advice"]["times"])
-    axes.axvline(taken["size_bytes"] / GIB, color=TAKEN_COLOUR, linestyle=":", label="its advice")
-    axes.axhline(100 * replay["unbounded"], color=REPLAY_COLOUR, linestyle="--", label="all memory there is")
+    axes.axhline(
+        100 * replay["unbounded"], color=REPLAY_COLOUR, linestyle="--", label="the same, all memory there is"
+    )
+    for path, colour in zip(advice_paths, SAID_COLOURS, strict=False):
+        _said(axes, json.loads(Path(path).read_text()), colour)
     axes.set_xscale("log", base=2)
     axes.xaxis.set_major_formatter(FuncFormatter(_size))
     axes.set(xlabel="host memory", ylabel="hits, of 100 prompt tokens", ylim=(0, None))
@@ -48,6 +43,21 @@ def main(advice_path: str, replay_path: str, bytes_per_token: str, picture: str)
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, fontsize=8, loc="lower right")
     figure.savefig(picture)
+
+
+def _said(axes: Axes, advice: dict[str, Any], colour: str) -> None:
+    """Draw each size with the error bar of its gain; the one that is there has none, and is a square."""
+    said = advice["models"][0]["tiers"][0]["sizes"]
+    for others in (True, False):
+        some = [one for one in said if (one["times"] != 1) is others]
+        now = _size(next(one["size_bytes"] for one in said if one["times"] == 1) / GIB, None)
+        axes.errorbar(
+            [one["size_bytes"] / GIB for one in some],
+            [one["hit_points"] for one in some],
+            yerr=[one["bar_points"] for one in some],
+            fmt="o" if others else "s", color=colour, capsize=4, markersize=4 if others else 7,
+            label=None if others else f"the adviser of a server with {now}",
+        )  # fmt: skip
 
 
 def _size(gibibytes: float, _: object) -> str:

@@ -97,6 +97,8 @@ def test_more_is_worth_what_was_said_it_has_to_bring() -> None:
     assert advised(*gains, worth=3)[0] == 1
     assert advised(*gains, worth=7)[0] == 0.5
     assert "2 GiB of host memory would do: it loses less than 7 points" in advised(*gains, worth=7)[1]
+    # What is worth too little is a difference all the same.
+    assert said_of(0.5, -6, 0.2).startswith("With half the host memory (2 GiB): -6.0 ± 0.4")
 
 
 def test_what_is_not_clear_is_no_reason_to_buy_and_none_to_save() -> None:
@@ -134,9 +136,9 @@ def test_whatever_is_estimated_is_said_and_more_is_advised_only_for_a_clear_gain
     advice = advice_on(asked, worth)
     assert advice is not None
     for one in asked.estimates:
-        assert sentence_of(asked, one, worth).endswith(".")
+        assert sentence_of(asked, one).endswith(".")
     taken = next(one for one in asked.estimates if one.times == advice.times)
     if advice.times > 1:
         assert taken.gain_points >= worth
     if advice.times < 1:
-        assert abs(taken.gain_points) + 2 * taken.error_points < worth
+        assert -taken.gain_points + 2 * taken.error_points < worth

@@ -18,6 +18,9 @@ STANDARD_ERRORS = 2
 WORTH_POINTS = 1.0
 """So many more hits of 100 tokens a doubling has to bring, by default, to be worth its memory."""
 
+SMALL_POINTS = 1.0
+"""A difference below that for each doubling is hardly any."""
+
 SHORTEST_S = 0.0005
 """Below that a time has not changed."""
 
@@ -50,26 +53,25 @@ def bar_of(estimate: Estimate) -> float:
     return STANDARD_ERRORS * estimate.error_points
 
 
-def verdict_of(estimate: Estimate, worth_points: float = WORTH_POINTS) -> Verdict:
+def verdict_of(estimate: Estimate) -> Verdict:
     """Judge a size against the one that is there."""
     gain, bar = abs(estimate.gain_points), bar_of(estimate)
-    if gain + bar < worth_points * abs(math.log2(estimate.times)):
+    if gain + bar < SMALL_POINTS * abs(math.log2(estimate.times)):
         return Verdict.ALIKE
     return Verdict.DIFFERS if gain > bar else Verdict.UNCLEAR
 
 
-def sentence_of(tier: TierEstimates, estimate: Estimate, worth_points: float = WORTH_POINTS) -> str:
+def sentence_of(tier: TierEstimates, estimate: Estimate) -> str:
     """Say what another size of a tier would do.
 
     Args:
         tier: The tier, with an estimate for the size it has.
         estimate: One of its others.
-        worth_points: What is worth a doubling.
     """
     with_it = f"With {times_in_words(estimate.times)} {noun_of(tier.tier)}{_size(tier, estimate.times)}"
     gain = f"{estimate.gain_points:+.1f} ± {bar_of(estimate):.1f} points of token hits"
     later = _later(tier, estimate)
-    verdict = verdict_of(estimate, worth_points)
+    verdict = verdict_of(estimate)
     if verdict is Verdict.UNCLEAR:
         return f"{with_it}: nothing can be said; {gain}, so there may be no difference."
     if verdict is Verdict.ALIKE:
@@ -108,16 +110,32 @@ def advice_on(tier: TierEstimates, worth_points: float = WORTH_POINTS) -> Advice
             why = f"from there on a doubling brings less than {bound}{known}"
         return Advice(best.times, f"Take {size} of {noun}: {why}.{_but_later(now, best)}")
     for less in tier.estimates:
-        if less.times < 1 and verdict_of(less, worth_points) is Verdict.ALIKE:
+        if less.times < 1 and _most_lost(less) < _due(less, worth_points):
             why = f"it loses less than {bound} for each halving"
             return Advice(less.times, f"{_size_or_times(tier, less)} of {noun} would do: {why}.")
-    others = (one for one in tier.estimates if one is not now)
-    if any(verdict_of(one, worth_points) is Verdict.UNCLEAR for one in others):
+    if any(_is_open(one, worth_points) for one in tier.estimates if one is not now):
         return Advice(1.0, f"Leave the {noun} as it is until more requests were seen: not all is clear yet.")
     return Advice(
         1.0,
         f"Leave the {noun} as it is: more brings less than {bound} for each doubling, and less costs more.",
     )
+
+
+def _due(estimate: Estimate, worth_points: float) -> float:
+    """Say how many points the step from the size that is there has to bring, or to cost."""
+    return worth_points * abs(math.log2(estimate.times))
+
+
+def _most_lost(less: Estimate) -> float:
+    return bar_of(less) - less.gain_points
+
+
+def _is_open(one: Estimate, worth_points: float) -> bool:
+    """Whether a size that is not taken could still turn out to be worth it."""
+    due = _due(one, worth_points)
+    if one.times > 1:
+        return one.gain_points + bar_of(one) >= due
+    return -one.gain_points - bar_of(one) < due
 
 
 def _largest_that_pays(estimates: Sequence[Estimate], now: Estimate, worth_points: float) -> Estimate:

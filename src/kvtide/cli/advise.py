@@ -197,8 +197,8 @@ def _plain_tier(tier: TierEstimates, worth: float) -> dict[str, Any]:
                 "error_points": round(one.error_points, 3),
                 "bar_points": round(bar_of(one), 3),
                 "first_token_s": one.first_token_s,
-                "verdict": "now" if one.times == 1 else verdict_of(one, worth).value,
-                "sentence": now_in_words(tier) if one.times == 1 else sentence_of(tier, one, worth),
+                "verdict": "now" if one.times == 1 else verdict_of(one).value,
+                "sentence": now_in_words(tier) if one.times == 1 else sentence_of(tier, one),
             }
             for one in tier.estimates
         ],
@@ -242,7 +242,7 @@ def _seen(found: EngineEstimates) -> str:
 
 def _print_tier(tier: TierEstimates, worth: float) -> None:
     others = [one for one in tier.estimates if one.times != 1]
-    said = [now_in_words(tier), *(sentence_of(tier, one, worth) for one in others)]
+    said = [now_in_words(tier), *(sentence_of(tier, one) for one in others)]
     width = min(Console().width, MAX_WIDTH)
     for sentence in said:
         typer.echo(fill(sentence, width, subsequent_indent="    ", break_long_words=False))
