@@ -139,10 +139,11 @@ def _notes(trace: str, rows: Sequence[Sample]) -> list[str]:
     notes.append(f"{trace}: sessions that are followed:      {shares}")
     if sampled:
         off = [_off_sampled(one) for one in sampled]
-        covered = sum(_off_gain(one) <= STANDARD_ERRORS * one["error_points"] for one in sampled)
+        sure = [one for one in sampled if one["gain_points"] is not None and one["error_points"] is not None]
+        covered = sum(_off_gain(one) <= STANDARD_ERRORS * one["error_points"] for one in sure)
         notes.append(
             f"{trace}: {SAMPLED_SHARE:.0%} of the sessions: hits off by {median(off):.2f} points (median),"
-            f" {max(off):.2f} (most); {covered} of {len(sampled)} gains within two standard errors"
+            f" {max(off):.2f} (most); {covered} of {len(sure)} gains within two standard errors"
         )
     costs = sorted({one["cell"]: one["cpu_us_per_request"] for one in whole}.values())
     notes.append(
@@ -250,8 +251,7 @@ def _sample(
 ) -> dict[str, Any]:
     said = found[cell]
     now, other = (found[Cell("replay", int(float(one) * cell.chunk_count))] for one in ("1", times))
-    asked = accesses.starts[1:] - accesses.starts[:-1]
-    asked = asked[asked > 0].tolist()
+    asked = (accesses.starts[1:] - accesses.starts[:-1]).tolist()
     # The gauges are of the last requests of the sample, which are so many of all.
     late = min(len(asked), round(said["judged_requests"] / said["share"]))
     replayed, replayed_now = 100 * sum(other) / sum(asked), 100 * sum(now) / sum(asked)
@@ -287,15 +287,17 @@ def _work(accesses: "Accesses", cell: Cell) -> Any:
 
 
 def _replayed(accesses: "Accesses", chunk_count: int) -> list[int]:
-    """Replay a cache of a size; returns the hits of each request."""
+    """Replay a cache of a size; returns the hits of each request, those that ask for nothing included."""
     from kvtide.sim.manager_only import manager_of, replay
 
     recorded = _Recorded(manager_of(POLICY, chunk_count))
     outcome = replay(accesses, recorded)  # type: ignore[arg-type]
-    hits = recorded.hits.tolist()
-    if sum(hits) != outcome.hit_count:
+    hits = iter(recorded.hits.tolist())
+    asks = (accesses.starts[1:] > accesses.starts[:-1]).tolist()
+    found = [next(hits) if one else 0 for one in asks]
+    if sum(found) != outcome.hit_count:
         raise UnfitError("the hits of the requests are not those of the replay")
-    return hits
+    return found
 
 
 class _Recorded:
@@ -331,14 +333,18 @@ def _said(accesses: "Accesses", cell: Cell) -> dict[str, Any]:
     if cell.kind == SAMPLED:
         plan = replace(plan, most_chunks=int(SAMPLED_SHARE * sum(sizes_of(tier, cell.chunk_count))))
     ghosts = Ghosts(plan)
-    cpu_s, request_count = 0.0, 0
-    for visit, (arrival_s, hashes) in enumerate(accesses.prompts(), start=1):
-        size = len(hashes)
-        arrival = Arrival(visit, arrival_s, size * accesses.block_tokens, fingerprints(hashes, 0, size, 1))
+    cpu_s = 0.0
+    prompts = accesses.prompts()
+    for visit, size in enumerate((accesses.starts[1:] - accesses.starts[:-1]).tolist()):
+        # A prompt without a full block is told, too.
+        hashes = next(prompts)[1] if size else []
+        chunks = fingerprints(hashes, 0, size, 1)
+        arrival = Arrival(
+            visit, float(accesses.arrivals_s[visit]), max(1, size * accesses.block_tokens), chunks
+        )
         began_s = time.thread_time()
         ghosts.feed(arrival)
         cpu_s += time.thread_time() - began_s
-        request_count = visit
     answers = ghosts.answers()
     times = ("1", *OTHERS)
     queried = answers["ghost_queried_tokens|"]
@@ -346,7 +352,7 @@ def _said(accesses: "Accesses", cell: Cell) -> dict[str, Any]:
         "share": answers["ghost_sampled_share|"],
         "judged_requests": answers["ghost_judged_requests|"],
         "counted_points": {one: 100 * answers[f"ghost_hit_tokens|{HOST},{one}"] / queried for one in times},
-        "cpu_us_per_request": 1e6 * cpu_s / max(1, request_count),
+        "cpu_us_per_request": 1e6 * cpu_s / max(1, accesses.request_count),
     } | {
         name: {one: answers[key] for one in times if (key := f"{series}|{HOST},{one}") in answers}
         for name, series in _SERIES.items()
