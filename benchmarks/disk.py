@@ -19,6 +19,8 @@ from benchmarks.frame.statistics import median, ratio_interval, ratio_of_medians
 from benchmarks.storage.vocabulary import (
     ARMS,
     BAR_CHUNK_BYTES,
+    BRIEF_CHUNK_BYTES,
+    BRIEF_READ_ROUNDS,
     CHUNK_BYTES,
     NATIVE,
     NATIVE_SPLIT,
@@ -40,6 +42,9 @@ READ_BAR = 0.80
 MIN_READ_ROUNDS = 7
 LIMIT_S = 400.0
 
+SHOWN = "is shown and has no bar; make bench ONLY=disk measures it"
+"""Why what is left out among all benchmarks is left out."""
+
 LABELS = {
     OURS: "kvtide",
     PLAIN: f"plain, {THREADS} threads",
@@ -58,9 +63,13 @@ def judge(samples: Sequence[Sample]) -> Verdict:
         UnfitError: The samples are not of what the bar is about.
     """
     try:
+        left_out = {one["chunk_bytes"]: one["absent"] for one in samples if "absent" in one}
+        sizes = [size for size in CHUNK_BYTES if size not in left_out]
+        samples = [one for one in samples if "absent" not in one]
         _check(samples)
-        reads, notes = _used_reads(samples)
-        writes = {size: whole_rounds(_of(samples, WRITE, size), ARMS[WRITE]) for size in CHUNK_BYTES}
+        reads, notes = _used_reads(samples, sizes)
+        notes += [f"NOT MEASURED: chunks of {size_name(size)}: {why}" for size, why in left_out.items()]
+        writes = {size: whole_rounds(_of(samples, WRITE, size), ARMS[WRITE]) for size in sizes}
         ours, plain = (_walls(reads[BAR_CHUNK_BYTES], arm) for arm in (OURS, PLAIN))
         bar = at_least(
             f"reading {READ_BYTES >> 30} GiB, chunks of {size_name(BAR_CHUNK_BYTES)}: kvtide / plain preadv",
@@ -96,10 +105,12 @@ def _of(samples: Sequence[Sample], what: str, chunk_bytes: int) -> list[Sample]:
     return [one for one in samples if (one["what"], one["chunk_bytes"]) == (what, chunk_bytes)]
 
 
-def _used_reads(samples: Sequence[Sample]) -> tuple[dict[int, Rounds], list[str]]:
+def _used_reads(samples: Sequence[Sample], sizes: Sequence[int]) -> tuple[dict[int, Rounds], list[str]]:
     """Choose the rounds that count, by size."""
+    if BAR_CHUNK_BYTES not in sizes:
+        raise UnfitError(f"no chunks of {size_name(BAR_CHUNK_BYTES)}; the bar is about them")
     used: dict[int, Rounds] = {}
-    for size in CHUNK_BYTES:
+    for size in sizes:
         found = whole_rounds(_of(samples, READ, size), ARMS[READ])
         if len(found) < MIN_READ_ROUNDS:
             raise UnfitError(f"{size_name(size)}: {len(found)} rounds; {MIN_READ_ROUNDS} are needed")
@@ -165,13 +176,16 @@ def _plot(what: str, found: Mapping[int, Rounds]) -> Bars:
 @benchmark(
     "disk",
     asks="How much of what the disk gives does a promotion reach?",
-    about_s=100,
+    about_s=50,
+    alone_s=100,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:
     """Let the arms take turns in a process of its own; the size with the bar first."""
-    sizes = sorted(CHUNK_BYTES, key=lambda size: size != BAR_CHUNK_BYTES)
-    reads = [(size, _byte_count(READ, size), _read_rounds(size)) for size in sizes]
+    sizes = sorted(
+        CHUNK_BYTES if bench.alone else BRIEF_CHUNK_BYTES, key=lambda size: size != BAR_CHUNK_BYTES
+    )
+    reads = [(size, _byte_count(READ, size), _read_rounds(size, bench.alone)) for size in sizes]
     steps = sum(1 + rounds + WRITE_ROUNDS for _, _, rounds in reads)
     done = itertools.count()
     samples: list[Sample] = in_child(
@@ -182,8 +196,10 @@ def measure(bench: Bench) -> list[Sample]:
         LIMIT_S,
         ENVIRONMENT,
     )
-    return samples
+    return [*samples, *({"chunk_bytes": size, "absent": SHOWN} for size in CHUNK_BYTES if size not in sizes)]
 
 
-def _read_rounds(chunk_bytes: int) -> int:
-    return READ_ROUNDS if chunk_bytes == BAR_CHUNK_BYTES else SHOWN_READ_ROUNDS
+def _read_rounds(chunk_bytes: int, alone: bool) -> int:
+    if chunk_bytes != BAR_CHUNK_BYTES:
+        return SHOWN_READ_ROUNDS
+    return READ_ROUNDS if alone else BRIEF_READ_ROUNDS

@@ -17,6 +17,7 @@ UNITS = {
     "eviction_policy": "a name",
     "store_policy": "a name",
     "disk": "a folder",
+    "copy_threads": "threads",
     "disk_threads": "threads",
     "disk_demotion": "a name",
     "disk_eviction_policy": "a name",

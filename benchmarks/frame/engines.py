@@ -6,10 +6,10 @@ processor time from the one that is. It ends with this process, however that end
 
 import multiprocessing
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from benchmarks.frame.children import END_LIMIT_S, environment, log_end
 from benchmarks.frame.engine_child import Batch, BatchResult, Failed, Ready, serve
@@ -29,6 +29,8 @@ ENVIRONMENT = {
 START_LIMIT_S = 180.0
 BATCH_LIMIT_S = 300.0
 
+Answer = TypeVar("Answer")
+
 
 class EngineProcess:
     """One vLLM engine; a context manager that ends it.
@@ -37,19 +39,23 @@ class EngineProcess:
         name: For messages and the log.
         log: A file for what the engine prints.
         arguments: For vLLM's ``LLM``.
+        inside: What runs in the process: ``serve`` answers batches; another one has to take the same
+            arguments, be picklable, and end when its pipe is closed.
 
     Raises:
-        UnfitError: (from ``ready`` and ``run``) The engine failed, died or took too long; with the end of
-            its log.
+        UnfitError: (from all that waits for an answer) The engine failed, died or took too long; with
+            the end of its log.
     """
 
-    def __init__(self, name: str, log: Path, arguments: Mapping[str, Any]) -> None:
+    def __init__(
+        self, name: str, log: Path, arguments: Mapping[str, Any], inside: Callable[..., None] = serve
+    ) -> None:
         self.name = name
         self._log = log
         context = multiprocessing.get_context("spawn")
         self._pipe, theirs = context.Pipe()
         self._process = context.Process(
-            target=serve, args=(theirs, str(log), dict(arguments)), name=f"engine-{name}", daemon=True
+            target=inside, args=(theirs, str(log), dict(arguments)), name=f"engine-{name}", daemon=True
         )
         # In place before the process is, since allocator and thread pool read them first of all.
         with environment(ENVIRONMENT):
@@ -71,17 +77,25 @@ class EngineProcess:
 
     def ready(self) -> Ready:
         """Wait until the engine has started; called once, first."""
-        answer = self._answer(START_LIMIT_S)
-        if not isinstance(answer, Ready):
-            raise UnfitError(f"engine {self.name}: said {type(answer).__name__} instead of Ready")
-        return answer
+        return self.first(Ready)
 
     def run(self, batch: Batch) -> BatchResult:
         """Run a batch to its end."""
-        self._pipe.send(batch)
-        answer = self._answer(BATCH_LIMIT_S)
-        if not isinstance(answer, BatchResult):
-            raise UnfitError(f"engine {self.name}: said {type(answer).__name__} instead of BatchResult")
+        return self.ask(batch, BatchResult)
+
+    def first(self, kind: type[Answer]) -> Answer:
+        """Wait for what the process says when the engine has started; called once, first."""
+        return self._answered(kind, START_LIMIT_S)
+
+    def ask(self, question: object, kind: type[Answer]) -> Answer:
+        """Hand over ``question`` and wait for its answer, of that kind."""
+        self._pipe.send(question)
+        return self._answered(kind, BATCH_LIMIT_S)
+
+    def _answered(self, kind: type[Answer], limit_s: float) -> Answer:
+        answer = self._answer(limit_s)
+        if not isinstance(answer, kind):
+            raise UnfitError(f"engine {self.name}: said {type(answer).__name__} instead of {kind.__name__}")
         return answer
 
     def _answer(self, limit_s: float) -> object:

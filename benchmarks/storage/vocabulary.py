@@ -20,6 +20,8 @@ READ_BYTES = GIB  # one request's prefix; of the size of chunks that has the bar
 SHOWN_READ_BYTES = GIB // 4  # of the other sizes
 WRITE_BYTES = 256 * MIB
 READ_ROUNDS, SHOWN_READ_ROUNDS, WRITE_ROUNDS = 11, 7, 3
+# As one of all benchmarks: the size that has the bar, and the one where most is lost.
+BRIEF_CHUNK_BYTES, BRIEF_READ_ROUNDS = (64 * KIB, MIB), 9
 
 
 def size_name(chunk_bytes: int) -> str:

@@ -157,6 +157,14 @@ class KVTideConfig(BaseModel):
         description="How long a step may wait for a store whose blocks are needed; then it is cancelled.",
         json_schema_extra={"hint": "give seconds above 0, up to 60"},
     )
+    copy_threads: int = Field(
+        default=0,
+        ge=0,
+        le=64,
+        description="CPU backend: threads of one rank that copy each way. 0: as many as the model leaves"
+        " cores for, 1 to 4.",
+        json_schema_extra={"hint": "give a whole number from 0 to 64"},
+    )
     disk: str = Field(
         default="",
         description="Folder of a private disk tier below host memory: this instance's alone, made when it is"

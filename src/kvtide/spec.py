@@ -29,6 +29,7 @@ from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.sim.traces.recorder import TraceRecorder
 from kvtide.spec_tiers import TierIdentity, ghost_tiers, prober_of, tier_plans, tier_seats
 from kvtide.tiers.named import check_tier
+from kvtide.transfer.cores import copy_cores
 from kvtide.transfer.cuda_devices import cuda_copier, current_device
 from kvtide.transfer.devices import CPUCopier, DeviceCopier
 from kvtide.transfer.engine import OffloadingWorker
@@ -41,9 +42,20 @@ from kvtide.transfer.tier_hops import TierHops, TierSeat
 
 logger = logging.getLogger(__name__)
 
-COPIERS: dict[str, Callable[[Direction], DeviceCopier]] = {
-    "cpu": lambda direction: CPUCopier(direction.value),
-    "cuda": cuda_copier,
+CopierOf = Callable[[Direction], DeviceCopier]
+
+
+def cpu_copiers(config: KVTideConfig, rank_count: int) -> CopierOf:
+    """Find the cores for both directions, before a thread of either is there to be found."""
+    chosen = copy_cores(config.copy_threads, torch.get_num_threads(), rank_count)
+    cores = ", ".join(map(str, sorted(chosen.cores)))
+    logger.info("kvtide: threads that copy each way: %d, on cores %s", chosen.thread_count, cores)
+    return lambda direction: CPUCopier(direction.value, chosen.thread_count, chosen.cores)
+
+
+COPIERS: dict[str, Callable[[KVTideConfig, int], CopierOf]] = {
+    "cpu": cpu_copiers,
+    "cuda": lambda config, rank_count: cuda_copier,
 }
 """By type of device."""
 
@@ -74,7 +86,7 @@ class OffloadingSpec:
     def __init__(
         self,
         config: KVTideConfig,
-        copiers: Mapping[str, Callable[[Direction], DeviceCopier]] | None = None,
+        copiers: Mapping[str, CopierOf] | None = None,
         seats: Callable[[KVTideConfig, TierIdentity, Sequence[int]], list[TierSeat]] = tier_seats,
         prober: Callable[[KVTideConfig, Callable[[], TierIdentity]], Prober | None] = prober_of,
         adviser: Callable[[], Adviser] | None = None,
@@ -82,7 +94,7 @@ class OffloadingSpec:
         if config.eviction_policy not in POLICIES:
             raise ConfigError("eviction_policy", config.eviction_policy, hint_of("eviction_policy"))
         self.config = config
-        self._copiers = COPIERS if copiers is None else copiers
+        self._copiers = copiers
         self._seats = seats
         self._prober = prober
         self._adviser = adviser
@@ -204,8 +216,7 @@ class OffloadingSpec:
             for names, group in zip(group_layers, geometry.groups, strict=True)
         ]
         device = next(iter(kv_caches.values())).device.type
-        if device not in self._copiers:
-            raise ConfigError("device", device, f"kvtide copies on: {', '.join(self._copiers)}")
+        copier = self._copier(device, geometry.shard_count)
         slot_count = self._slot_count(groups, geometry.shard_count)
         registrar = REGISTRARS[device]() if device in REGISTRARS else None
         pool = HostPool(slot_count, slot_bytes_of(groups), self.config.prefault, registrar)
@@ -218,9 +229,7 @@ class OffloadingSpec:
             slot_count * geometry.groups[0].tokens_per_chunk,
         )
         handlers = {
-            direction: SingleDirectionOffloadingHandler(
-                direction, groups, pool, self._copiers[device](direction)
-            )
+            direction: SingleDirectionOffloadingHandler(direction, groups, pool, copier(direction))
             for direction in COPIES
         }
         store, load = handlers[Direction.STORE], handlers[Direction.LOAD]
@@ -245,6 +254,15 @@ class OffloadingSpec:
         """
         reserved = kv_bytes if device == "cpu" else 0
         check_budget(self.config.host_memory, reserved, available_host_bytes())
+
+    def _copier(self, device: str, rank_count: int) -> CopierOf:
+        """Say who copies on a device."""
+        known = COPIERS if self._copiers is None else self._copiers
+        if device not in known:
+            raise ConfigError("device", device, f"kvtide copies on: {', '.join(known)}")
+        if self._copiers is not None:
+            return self._copiers[device]
+        return COPIERS[device](self.config, rank_count)
 
     def _slot_count(self, groups: Sequence[GroupRegions], rank_count: int) -> int:
         slot_bytes = slot_bytes_of(groups)

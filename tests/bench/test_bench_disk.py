@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks import disk as bench
-from benchmarks.frame.registry import UnfitError
+from benchmarks.frame.registry import Bench, UnfitError
 from benchmarks.frame.rounds import rounds
 from benchmarks.storage import child, vocabulary
 from benchmarks.storage.pages import Pages
@@ -103,6 +103,35 @@ def test_without_direct_io_the_reader_is_told() -> None:
     assert bench.judge(samples).notes[1].startswith("THROUGH THE PAGE CACHE")
 
 
+def test_as_one_of_all_the_bar_is_kept_and_what_is_left_out_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: list[Any] = []
+
+    def planted_child(function: str, arguments: tuple[Any, ...], *rest: object) -> Samples:
+        asked[:] = arguments[2]
+        sizes = {size for size, _, _ in asked}
+        return [
+            one for one in planted(count=min(rounds for *_, rounds in asked)) if one["chunk_bytes"] in sizes
+        ]
+
+    monkeypatch.setattr(bench, "in_child", planted_child)
+    verdict = bench.judge(bench.measure(Bench(tmp_path, None, lambda *told: None, alone=False)))
+    assert asked == [(MIB, 1 << 30, 9), (65_536, 1 << 28, 7)]
+    assert [bar.bar for bar in verdict.bars] == [0.80]
+    assert [note for note in verdict.notes if note.startswith("NOT MEASURED")] == [
+        f"NOT MEASURED: chunks of {size}: is shown and has no bar; make bench ONLY=disk measures it"
+        for size in ("256 KiB", "4 MiB")
+    ]
+    bench.measure(Bench(tmp_path, None, lambda *told: None))
+    assert [(size, rounds) for size, _, rounds in asked] == [
+        (MIB, 11),
+        (65_536, 7),
+        (4 * 65_536, 7),
+        (4 * MIB, 7),
+    ]
+
+
 def change(**values: Any) -> Callable[[Samples], None]:
     return lambda samples: first(samples, what=READ, chunk_bytes=MIB, arm=OURS).update(values)
 
@@ -117,6 +146,10 @@ def change(**values: Any) -> Callable[[Samples], None]:
         (change(wall_s=0.0), "a sample is damaged"),
         (lambda samples: first(samples, what=READ).pop("wall_s"), "a sample is damaged"),
         (list.pop, "no sample of"),
+        (
+            lambda samples: samples.append({"chunk_bytes": MIB, "absent": "of no interest"}),
+            "no chunks of 1 MiB; the bar is about them",
+        ),
         (list.clear, "0 rounds; 7 are needed"),
         (
             lambda samples: samples.__setitem__(slice(None), planted(count=6)),

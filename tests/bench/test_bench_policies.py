@@ -154,6 +154,11 @@ def test_every_policy_is_replayed_on_what_is_there(tmp_path: Path, monkeypatch: 
     assert {one["access_count"] for one in taken} == {800}
     largest = [one for one in taken if one["fraction"] == "0.4"]
     assert all(one["hit_count"] > 0 for one in largest)
+    judged = bench.measure(Bench(tmp_path, None, lambda *what: None, alone=False))
+    rivals = {one["policy"] for one in judged if "policy" in one}
+    assert rivals == {bench.ADAPTIVE, *bench.RIVALS, bench.OPTIMUM}
+    assert [one for one in samples if one.get("policy") in {None, *rivals}] == judged
+    assert bench.judge(judged).bars == bench.judge(samples).bars
     done = [done for _, done, _ in told]
     assert done == sorted(done)
     assert done[-1] <= 300

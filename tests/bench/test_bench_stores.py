@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from benchmarks import stores as bench
-from benchmarks.frame.registry import UnfitError
+from benchmarks.frame.registry import Bench, UnfitError
 from benchmarks.frame.rounds import rounds
 from benchmarks.storage import store_names, stores_child
 from benchmarks.storage.ours import names_of
@@ -122,6 +122,31 @@ def test_what_is_not_there_is_said_and_the_others_are_judged() -> None:
     assert any(note.startswith(FILES) for note in verdict.notes)
 
 
+def test_as_one_of_all_what_has_a_bar_keeps_it_and_what_has_none_is_named(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    asked: dict[str, int] = {}
+
+    def planted_child(function: str, arguments: tuple[Any, ...], *rest: object) -> Samples:
+        kind, rounds_asked = arguments[0], arguments[5]
+        asked[kind] = rounds_asked
+        return of(planted(count=rounds_asked), kind=kind)
+
+    monkeypatch.setattr(bench, "in_child", planted_child)
+    verdict = bench.judge(bench.measure(Bench(tmp_path, None, lambda *told: None, alone=False)))
+    assert tuple(asked) == JUDGED
+    assert min(asked.values()) >= bench.MIN_ROUNDS
+    assert len(verdict.bars) == 16
+    assert [note.partition(":")[2] for note in verdict.notes if note.startswith("NOT MEASURED")] == [
+        f" {kind}: is shown and has no bar; make bench ONLY=stores measures it"
+        for kind in (DIRECTORY, MOONCAKE_BATCHED, FILES, MOTO)
+    ]
+    asked.clear()
+    bench.measure(Bench(tmp_path, None, lambda *told: None))
+    assert set(asked) == set(WORK) - {FILES}
+    assert asked[UNCACHED] == 19
+
+
 def test_disturbed_rounds_do_not_count_while_there_are_enough_others() -> None:
     samples = planted(count=9)
     for one in samples:
@@ -161,6 +186,7 @@ def lose(**wanted: Any) -> Callable[[Samples], None]:
         (change(wrong_chunks=1), "valkey, 1 MiB, get, kvtide: 1 records were not what had been put"),
         (change(threads=8), "8 threads; the bar is about 4"),
         (change(byte_count=MIB), f"{MIB} bytes are another amount of work"),
+        (change(byte_count=512 * MIB), "valkey, 1 MiB, get: samples of 268435456, 536870912 bytes"),
         (change(arm=PLAIN), "a sample of plain too many"),
         (change(wall_s=0.0), "a sample is damaged"),
         (change(all_cpu_s=None), "a sample is damaged"),

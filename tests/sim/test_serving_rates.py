@@ -127,7 +127,7 @@ LLAMA = {"num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_head
         (LLAMA | {"num_key_value_heads": None, "dtype": "float32"}, 4 * 2 * 131_072),
         ({"text_config": LLAMA, "num_hidden_layers": 3}, 131_072),
         # DeepSeek-V3: 61 layers of 512 + 64 numbers.
-        ({"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 70_272),
+        (LLAMA | {"num_hidden_layers": 61, "kv_lora_rank": 512, "qk_rope_head_dim": 64}, 70_272),
     ],
 )
 def test_a_models_configuration_says_what_a_token_takes(

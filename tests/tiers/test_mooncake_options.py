@@ -86,6 +86,7 @@ def test_without_a_master_it_is_asked_for() -> None:
         {"master": "joe:hunter2@store:50051"},
         {"metadata": "redis://joe:hunter2@store:6379"},
         {"metadata": "http://joe:hunter2@store:8080/metadata"},
+        {"metadata": "http://store:8080/metadata?user=joe&password=hunter2"},
     ],
 )
 def test_a_secret_is_refused_and_not_repeated(wrong: dict[str, str]) -> None:

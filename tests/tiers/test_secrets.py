@@ -122,6 +122,9 @@ def test_a_file_that_cannot_be_read_is_refused_by_its_name_and_shows_nothing(
         "s3://bucket/prefix@2024",
         "https://host/path:with@signs",
         "/run/store@host.sock",
+        "http://host:8080/metadata?cluster=a&timeout=5#top",
+        "http://host/metadata?password=&monkey=1",
+        "http://host/password=1/token=2",
         "",
     ],
 )
@@ -147,6 +150,13 @@ def test_a_url_without_a_secret_is_handed_back_as_it_is(url: str) -> None:
         "redis://user:correct/horse@host:6379",
         "redis://:correct?horse@host",
         "user:correct#horse@host",
+        f"redis://host:6379/0?password={SECRET}",
+        f"host:6379?db=0&pwd={SECRET}",
+        f"http://host/metadata?a=1;X-Auth-Token={SECRET}",
+        f"http://host/metadata?%70assword={SECRET}",
+        f"http://host/metadata?a?API_KEY={SECRET}",
+        f"http://host/metadata#access-key={SECRET}",
+        f"https://host/o?X-Amz-Signature={SECRET}&X-Amz-Expires=60",
     ],
 )
 def test_a_url_with_a_secret_is_refused_and_not_repeated(url: str) -> None:

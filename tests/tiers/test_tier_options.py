@@ -107,6 +107,7 @@ def test_a_value_that_can_be_no_secret_is_shown(value: object) -> None:
         {"password": SECRET},
         SECRET.encode(),
         f"{SECRET} {'x' * 80}",
+        f"http://host?password={SECRET}",
     ],
 )
 def test_a_value_that_looks_as_if_it_were_one_is_not(value: object) -> None:

@@ -15,7 +15,7 @@ from kvtide.testing import HeldDevice
 from kvtide.transfer.devices import CPUCopier
 from kvtide.transfer.handler import SingleDirectionOffloadingHandler
 from kvtide.transfer.kernels import SEGMENT_BYTES
-from kvtide.transfer.plans import CopyPlan, merged
+from kvtide.transfer.plans import CopyPlan, plan_copy
 from kvtide.transfer.pool import HostPool
 from kvtide.transfer.region import GroupRegions, group_regions, layer_view, layer_views
 from kvtide.transfer.self_test import round_trip
@@ -150,16 +150,37 @@ def test_blocks_and_slots_that_do_not_fit_are_refused() -> None:
     assert held.held == []
 
 
+def pieces_of(group: GroupRegions, blocks: tuple[int, ...], slots: tuple[int, ...]) -> list[tuple[int, ...]]:
+    device = GPULoadStoreSpec(blocks, (len(blocks),), (0,))
+    host = CPULoadStoreSpec(slots, (len(slots),))
+    plan = plan_copy([group], 1000, group.chunk_bytes, device, host, Direction.STORE)
+    return list(zip(plan.source.tolist(), plan.target.tolist(), plan.size.tolist(), strict=True))
+
+
+def numbers(*values: int) -> np.ndarray:
+    return np.array(values, dtype=np.int64)
+
+
 def test_pieces_that_follow_one_another_on_both_sides_become_one() -> None:
-    plan = CopyPlan(
-        np.array([100, 110, 120, 200, 210]), np.array([500, 510, 530, 600, 610]), np.array([10] * 5)
-    )
-    joined = merged(plan)
-    assert list(zip(joined.source, joined.target, joined.size, strict=True)) == [
-        (100, 500, 20),
-        (120, 530, 10),
-        (200, 600, 20),
+    # Two blocks a chunk, 10 bytes a block, in two regions; the second leaves a gap after each block.
+    group = GroupRegions(numbers(0, 500), numbers(10, 12), numbers(10, 10), numbers(0, 20), 2)
+    assert pieces_of(group, (3, 4, 5, 6, 8, 9), (0, 1, 7)) == [
+        # Within a slot the blocks of a region lie side by side, but not those of one slot and the next.
+        *((30, 1000, 20), (50, 1040, 20), (80, 1280, 20)),
+        *((536, 1020, 10), (548, 1030, 10), (560, 1060, 10), (572, 1070, 10)),
+        *((596, 1300, 10), (608, 1310, 10)),
     ]
+
+
+def test_of_one_region_neighbouring_slots_join_too() -> None:
+    group = GroupRegions(numbers(0), numbers(10), numbers(10), numbers(0), 2)
+    assert pieces_of(group, (3, 4, 5, 6, 9, 8), (0, 1, 2)) == [(30, 1000, 40), (90, 1040, 10), (80, 1050, 10)]
+    assert pieces_of(group, (), ()) == []
+
+
+def test_a_rank_of_a_pipeline_may_have_none_of_the_layers_of_a_group() -> None:
+    nothing = GroupRegions(*([numbers()] * 4), 1)
+    assert pieces_of(nothing, (1, 2), (0, 1)) == []
 
 
 def test_neighbouring_blocks_in_neighbouring_slots_are_one_copy_in_a_block_outermost_layout() -> None:
@@ -280,7 +301,7 @@ def test_closing_ends_open_copies() -> None:
     target = np.zeros_like(source)
     copier.submit(JobId(1), plan_between(source, target, 1), 60.0)
     copier.close()
-    assert not copier._thread.is_alive()
+    assert not any(thread.is_alive() for thread in copier._threads)
 
 
 # -- the pool ------------------------------------------------------------------------------------------

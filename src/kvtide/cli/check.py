@@ -20,6 +20,7 @@ from kvtide.cli.check_stores import Store, ask_stores
 from kvtide.cli.check_stores import as_plain as stores_as_plain
 from kvtide.cli.options import NO_METAVAR, with_settings, written
 from kvtide.cli.output import WRONG, note, show
+from kvtide.cli.unanswered import UnansweredError, mount_of, within
 from kvtide.config import KVTideConfig, Resolved, resolve
 from kvtide.errors import ConfigError
 from kvtide.tiers.disk_folder import DiskRoom, room_at
@@ -27,6 +28,9 @@ from kvtide.transfer.memory import MemoryLimit, available_host_bytes, check_budg
 from kvtide.vllm.compat import RANGE_HINT, InstalledVLLM, Support, installed_vllm
 
 logger = logging.getLogger(__name__)
+
+DISK_LIMIT_S = 5.0
+"""So long a file system may take to say what is free."""
 
 
 def require_vllm() -> InstalledVLLM:
@@ -108,7 +112,7 @@ def find_out(
         errors.append(error)
     try:
         if resolved is not None and resolved.config.disk:
-            disk = room_at(Path(resolved.config.disk))
+            disk = _disk_room(resolved.config.disk)
     except ConfigError as error:
         errors.append(error)
     if resolved is not None:
@@ -121,6 +125,15 @@ def find_out(
     except ConfigError as error:
         errors.append(error)
     return Findings(resolved, memory, disk, tuple(stores), vllm, tuple(errors))
+
+
+def _disk_room(folder: str) -> DiskRoom:
+    try:
+        return within(DISK_LIMIT_S, lambda: room_at(Path(folder)))
+    except UnansweredError:
+        where = mount_of(folder) or "its file system"
+        hint = f"cannot be used: {where} has not answered for {DISK_LIMIT_S:g} s; look at that mount"
+        raise ConfigError("disk", folder, hint) from None
 
 
 def as_plain(findings: Findings) -> dict[str, Any]:

@@ -52,6 +52,8 @@ def refusing(as_json: bool) -> Iterator[None]:
     except KeyboardInterrupt:
         note("stopped")
         raise typer.Exit(INTERRUPTED) from None
+    except BrokenPipeError:
+        raise
     except (KVTideError, OSError) as error:
         if as_json:
             print_json({"ok": False, "errors": [_plain(error)]})

@@ -47,7 +47,7 @@ ModelOption = Annotated[
     typer.Option(
         "--model",
         metavar="CONFIG|BYTES",
-        help="The model's config.json, or bytes of KV cache per token.",
+        help="The model's config.json, a name that kvtide plan knows, or bytes of KV cache per token.",
         show_default=False,
         rich_help_panel=PANEL,
     ),

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Self
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from kvtide.errors import ConfigError
+from kvtide.tiers.secrets import has_secret_parameter
 
 SETTING = "tiers.options"
 HIDDEN = "…"
@@ -71,7 +72,8 @@ class TierOptions(BaseModel):
             return True
         if name not in cls.SHOWN or not isinstance(value, str | int | float):
             return False
-        return "@" not in str(value) and len(str(value)) <= VALUE_CHARACTERS
+        text = str(value)
+        return "@" not in text and not has_secret_parameter(text) and len(text) <= VALUE_CHARACTERS
 
 
 def option_error(option: str, value: object, hint: str) -> ConfigError:

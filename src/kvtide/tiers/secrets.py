@@ -5,13 +5,30 @@ written there: the settings name an environment variable or a file that has it.
 """
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
-from urllib.parse import SplitResult, urlsplit
+from urllib.parse import SplitResult, unquote, urlsplit
 
 from pydantic import SecretStr
 
 from kvtide.errors import ConfigError
+
+SECRET_NAMES = {"auth", "authorization", "key", "pass", "pw", "pwd", "sig"}
+SECRET_PARTS = (
+    "accesskey",
+    "apikey",
+    "credential",
+    "passcode",
+    "passphrase",
+    "passwd",
+    "password",
+    "privatekey",
+    "secret",
+    "signature",
+    "token",
+)
+"""What a parameter of a URL that is a secret is called, or has in its name, punctuation left aside."""
 
 
 def secret_of(
@@ -65,7 +82,23 @@ def refuse_secret_in_url(setting: str, url: str) -> str:
         raise ConfigError(
             setting, f"{parts.scheme}://…", "holds a password, and vLLM logs its settings: give password_env"
         )
+    if has_secret_parameter(url):
+        raise ConfigError(
+            setting,
+            f"{parts.scheme}://…",
+            "holds a password behind its host, and vLLM logs its settings: give password_env",
+        )
     return url
+
+
+def has_secret_parameter(url: str) -> bool:
+    """Whether behind the ``?`` of a URL, or its ``#``, something is given that is a secret by its name."""
+    for parameter in re.split("[?#&;]", url)[1:]:
+        name, _, value = parameter.partition("=")
+        letters = re.sub("[^a-z]", "", unquote(name).lower())
+        if value and (letters in SECRET_NAMES or any(part in letters for part in SECRET_PARTS)):
+            return True
+    return False
 
 
 def _is_cut_short(parts: SplitResult) -> bool:

@@ -4,8 +4,10 @@ A copier owns one direction. It takes plans, says later how they ended, and neve
 After the first byte of a copy it states an end only when no byte will follow.
 """
 
+import contextlib
 import heapq
 import itertools
+import os
 import threading
 import time
 from collections.abc import Collection
@@ -63,46 +65,75 @@ class DeviceCopier(Protocol):
         """Cancel everything and end; no byte is written after it returns."""
 
 
-@dataclass(slots=True)
+_YIELD, _CANCEL = 1, 2
+"""Why a copy that is under way is asked to stop."""
+
+
+@dataclass(eq=False, slots=True)
 class _Copy:
     job_id: JobId
     plan: CopyPlan
     submitted_s: float
     begin_by_s: float
-    left_bytes: int
-    position: np.ndarray = field(default_factory=lambda: np.zeros(2, dtype=np.int64))
-    cancelled: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.uint8))
+    total_bytes: int
+    claimed: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.int64))
+    stop: np.ndarray = field(default_factory=lambda: np.zeros(1, dtype=np.uint8))
+    end: np.ndarray | None = None  # bytes up to the end of each piece
+    copied_bytes: int = 0
+    threads: int = 0  # inside
+    queued: bool = False  # one more may come
+    begun: bool = False
+    busy_since_s: float = 0.0
     copy_s: float = 0.0
 
     @property
-    def begun(self) -> bool:
-        return bool(self.copy_s)
+    def cancelled(self) -> bool:
+        return bool(self.stop[0] == _CANCEL)
+
+    @property
+    def is_claimed(self) -> bool:
+        return bool(self.claimed[0] >= self.total_bytes)
 
 
 class CPUCopier:
-    """Copies by one thread that never calls torch, for the CPU backend.
+    """Copies by threads that never call torch, for the CPU backend.
 
-    Short copies go before long ones, in slices, so that a short load does not queue behind a long one;
-    whoever has waited for ``PATIENCE_S`` goes first.
+    Short copies go before long ones: a long one under way gives up its threads when a shorter one has none,
+    and goes on later. Whoever has waited for ``PATIENCE_S`` goes first, and is not interrupted any more.
+
+    Args:
+        name: Of the threads.
+        thread_count: Threads that share the copies, and among them those of ``2 * SHARE_BYTES`` or more.
+        cores: On which they run. The thread that makes this object may be bound to a single one, and what it
+            starts would be, too. None: wherever that thread may run.
     """
 
-    SLICE_BYTES = 8 << 20
+    SHARE_BYTES = 2 << 20
     PATIENCE_S = 1.0
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, thread_count: int = 1, cores: Collection[int] | None = None) -> None:
         # Not at the top: vLLM 0.32 looks through every module there is while a CPU worker starts
         # (triton_utils/dispatcher.py) and stumbles over those of numba's llvmlite.
-        from kvtide.transfer.kernels import copy_pieces
+        from kvtide.transfer.kernels import copy_share
 
-        self._copy_pieces = copy_pieces
-        self._changed = threading.Condition()
-        self._queue: list[tuple[float, int, _Copy]] = []
+        self._copy_share = copy_share
+        self._cores = cores
+        lock = threading.Lock()
+        self._wanted = threading.Condition(lock)  # threads wait for work
+        self._changed = threading.Condition(lock)  # others wait for ends
+        self._heap: list[tuple[int, int, _Copy]] = []
         self._order = itertools.count()
-        self._open: dict[JobId, _Copy] = {}
+        self._open: dict[JobId, _Copy] = {}  # in the order of submission
+        self._under_way: set[_Copy] = set()
         self._ended: list[CopyOutcome] = []
+        self._idle = 0
         self._closing = False
-        self._thread = threading.Thread(target=self._work, name=f"kvtide-{name}", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._work, name=f"kvtide-{name}-{index}", daemon=True)
+            for index in range(thread_count)
+        ]
+        for thread in self._threads:
+            thread.start()
 
     def forward_ended(self) -> None:
         """Do nothing: on this backend a forward has ended when its call returns."""
@@ -112,8 +143,11 @@ class CPUCopier:
         copy = _Copy(job_id, plan, now_s, now_s + deadline_s, plan.byte_count)
         with self._changed:
             self._open[job_id] = copy
-            self._push(copy)
-            self._changed.notify_all()
+            if self._closing:
+                self._end(copy)
+                return
+            self._queue(copy)
+            self._make_way()
 
     def poll(self) -> list[CopyOutcome]:
         if not self._ended:  # an empty list is seen without the lock; a late one comes with the next step
@@ -126,7 +160,7 @@ class CPUCopier:
         with self._changed:
             for job_id in job_ids:
                 if (copy := self._open.get(job_id)) is not None:
-                    copy.cancelled[0] = 1
+                    self._stop(copy)
 
     def wait(self, job_ids: Collection[JobId], timeout_s: float) -> bool:
         with self._changed:
@@ -137,49 +171,114 @@ class CPUCopier:
     def close(self) -> None:
         with self._changed:
             self._closing = True
-            for copy in self._open.values():
-                copy.cancelled[0] = 1
-            self._changed.notify_all()
-        self._thread.join()
+            for copy in list(self._open.values()):
+                self._stop(copy)
+            self._wanted.notify_all()
+        for thread in self._threads:
+            thread.join()
 
-    def _push(self, copy: _Copy) -> None:
-        impatient = time.monotonic() - copy.submitted_s > self.PATIENCE_S
-        heapq.heappush(self._queue, (0 if impatient else copy.left_bytes, next(self._order), copy))
+    # -- inside; with the lock, but for the copying -------------------------------------------------
+
+    def _queue(self, copy: _Copy) -> None:
+        copy.queued = True
+        heapq.heappush(self._heap, (copy.total_bytes, next(self._order), copy))
+        self._wanted.notify(self._most_threads(copy))
+
+    def _most_threads(self, copy: _Copy) -> int:
+        return max(1, copy.total_bytes // self.SHARE_BYTES)
+
+    def _first(self) -> _Copy | None:
+        """Find who is next."""
+        while self._heap and not self._heap[0][2].queued:
+            heapq.heappop(self._heap)
+        if not self._heap:
+            return None
+        oldest = next(copy for copy in self._open.values() if copy.queued)
+        return oldest if self._is_impatient(oldest) else self._heap[0][2]
+
+    def _is_impatient(self, copy: _Copy) -> bool:
+        return time.monotonic() - copy.submitted_s > self.PATIENCE_S
+
+    def _make_way(self) -> None:
+        """Let the longest copy under way give up its threads, if a shorter one has none."""
+        first = self._first()
+        if first is None or first.threads or self._idle:
+            return
+        longest = max(self._under_way, key=lambda copy: copy.total_bytes, default=None)
+        if longest is None or longest.stop[0] or self._is_impatient(longest):
+            return
+        if longest.total_bytes > first.total_bytes or self._is_impatient(first):
+            longest.stop[0] = _YIELD
+
+    def _take(self) -> _Copy | None:
+        """Enter the next copy."""
+        while (copy := self._first()) is not None:
+            now_s = time.monotonic()
+            if not copy.begun and now_s > copy.begin_by_s:
+                self._end(copy)
+                continue
+            if copy.stop[0] == _YIELD:  # whom it made way for has been taken before it
+                copy.stop[0] = 0
+            if copy.threads == 0:
+                copy.busy_since_s = now_s
+                self._under_way.add(copy)
+            copy.begun = True
+            copy.threads += 1
+            copy.queued = copy.threads < self._most_threads(copy)
+            self._make_way()
+            return copy
+        return None
 
     def _work(self) -> None:
+        if self._cores:
+            with contextlib.suppress(OSError):  # they were taken from this process since
+                os.sched_setaffinity(0, self._cores)
         while True:
-            with self._changed:
-                while not self._queue and not self._closing:
-                    self._changed.wait()
-                if not self._queue:
-                    return
-                copy = heapq.heappop(self._queue)[2]
-            ended = self._copy_slice(copy)
-            with self._changed:
-                if ended:
-                    self._end(copy)
-                else:
-                    self._push(copy)
+            with self._wanted:
+                while (copy := self._take()) is None:
+                    if self._closing:
+                        return
+                    self._idle += 1
+                    self._wanted.wait()
+                    self._idle -= 1
+            self._leave(copy, self._copied(copy))
 
-    def _copy_slice(self, copy: _Copy) -> bool:
-        """Copy some more; True when no byte will follow."""
-        began_s = time.monotonic()
-        if copy.cancelled[0] or (not copy.begun and began_s > copy.begin_by_s):
-            return True
-        plan = copy.plan
-        copy.left_bytes -= self._copy_pieces(
-            plan.source, plan.target, plan.size, copy.position, self.SLICE_BYTES, copy.cancelled
-        )
-        copy.copy_s += time.monotonic() - began_s
-        return copy.left_bytes == 0 or bool(copy.cancelled[0])
+    def _copied(self, copy: _Copy) -> int:
+        """Copy what nobody else does, without the lock; returns bytes."""
+        source, target, size = copy.plan.columns
+        if (end := copy.end) is None:
+            end = copy.end = np.cumsum(size)
+        return int(self._copy_share(source, target, end, copy.claimed, copy.stop))
+
+    def _leave(self, copy: _Copy, byte_count: int) -> None:
+        with self._changed:
+            copy.copied_bytes += byte_count
+            copy.threads -= 1
+            if copy.threads == 0:
+                self._under_way.remove(copy)
+                copy.copy_s += time.monotonic() - copy.busy_since_s
+            if copy.is_claimed or copy.cancelled:
+                copy.queued = False
+                if copy.threads == 0:
+                    self._end(copy)
+            elif not copy.queued:
+                self._queue(copy)
+
+    def _stop(self, copy: _Copy) -> None:
+        copy.stop[0] = _CANCEL
+        copy.queued = False
+        if copy.threads == 0:
+            self._end(copy)
 
     def _end(self, copy: _Copy) -> None:
+        """Note the end: nobody is inside, and nobody will be."""
+        copy.queued = False
         del self._open[copy.job_id]
         self._ended.append(
             CopyOutcome(
                 copy.job_id,
-                copy.left_bytes == 0,
-                copy.plan.byte_count - copy.left_bytes,
+                copy.begun and copy.copied_bytes == copy.total_bytes,
+                copy.copied_bytes,
                 copy.copy_s,
                 time.monotonic() - copy.submitted_s,
             )

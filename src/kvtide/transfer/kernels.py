@@ -1,11 +1,17 @@
 """The compiled loop that copies pieces, without the interpreter lock.
 
-One call copies many pieces: a Python loop would have to win the interpreter lock back from the engine
-after each. Compiled by numba at start; torch is not called here, its thread pools stall when entered
-from a second thread.
+One call copies all it can get of a copy: a Python loop would have to win the interpreter lock back from the
+engine after each piece. Several threads may be inside with the same copy: each takes the next segment, by
+one atomic addition, until none is left. Compiled by numba at start; torch is not called here, its thread
+pools stall when entered from a second thread.
+
+Bytes go past the cache (non-temporal stores): a plain store first fetches the line it overwrites, half as
+much traffic again, and pushes out of the cache what the model keeps there. And the first lines of the next
+piece are asked for early: the processor's own prefetcher begins anew with each piece.
 """
 
 import contextlib
+import platform
 from typing import Any
 
 import numpy as np
@@ -16,58 +22,140 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 SEGMENT_BYTES = 1 << 20
-"""A copy looks at its cancel flag at least this often."""
+"""What a thread takes at once, and how often at least it looks at the flag that stops it."""
+
+LINE_BYTES = 64
+STREAMED_BYTES = 512
+"""Shorter pieces are copied as they are."""
+
+AHEAD_BYTES = 1024
+"""Of the next piece, asked for before this one is copied."""
+
+_ADDRESS = ir.IntType(8).as_pointer()
+_WORD = ir.IntType(64)
+_LINE = ir.VectorType(_WORD, LINE_BYTES // 8)
 
 
 @intrinsic  # type: ignore[untyped-decorator]
 def _memcpy(_typing: Any, _target: Any, _source: Any, _size: Any) -> Any:
     def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
-        byte_pointer = ir.IntType(8).as_pointer()
-        target = builder.inttoptr(args[0], byte_pointer)
-        source = builder.inttoptr(args[1], byte_pointer)
+        target, source = (builder.inttoptr(one, _ADDRESS) for one in args[:2])
         cgutils.raw_memcpy(builder, target, source, args[2], 1)
         return args[2]
 
     return types.int64(types.int64, types.int64, types.int64), codegen
 
 
-def _copy_pieces(
-    source: np.ndarray,
-    target: np.ndarray,
-    size: np.ndarray,
-    position: np.ndarray,
-    budget_bytes: int,
-    cancelled: np.ndarray,
+@intrinsic  # type: ignore[untyped-decorator]
+def _stream_line(_typing: Any, _target: Any, _source: Any) -> Any:
+    """Copy one line past the cache; the target has to be aligned to it."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        target, source = (builder.inttoptr(one, _LINE.as_pointer()) for one in args)
+        line = builder.load(source)
+        line.align = 1
+        stored = builder.store(line, target)
+        stored.align = LINE_BYTES
+        stored.set_metadata("nontemporal", builder.module.add_metadata([ir.IntType(32)(1)]))
+        return args[0]
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _ask_for(_typing: Any, _source: Any) -> Any:
+    """Begin to fetch a line that is going to be read."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        number = ir.IntType(32)
+        kind = ir.FunctionType(ir.VoidType(), [_ADDRESS, number, number, number])
+        fetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0i8")
+        # For reading, to be kept in all caches, data.
+        builder.call(fetch, [builder.inttoptr(args[0], _ADDRESS), number(0), number(3), number(1)])
+        return args[0]
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _add(_typing: Any, _address: Any, _amount: Any) -> Any:
+    """Add to a word as one step; returns what was there before."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.atomic_rmw("add", builder.inttoptr(args[0], _WORD.as_pointer()), args[1], "seq_cst")
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic  # type: ignore[untyped-decorator]
+def _settle(_typing: Any) -> Any:
+    """Let no store of before be seen after a store of later: those past the cache keep no order."""
+
+    def codegen(_context: Any, builder: Any, _signature: Any, _args: Any) -> Any:
+        if platform.machine().lower() in ("x86_64", "amd64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse.sfence"), [])
+        builder.fence("seq_cst")
+        return _WORD(0)
+
+    return types.int64(), codegen
+
+
+@njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def _copy_piece(target: int, source: int, size: int) -> None:
+    if size < STREAMED_BYTES:
+        _memcpy(target, source, size)
+        return
+    at = -target % LINE_BYTES
+    if at:
+        _memcpy(target, source, at)
+    while at + LINE_BYTES <= size:
+        _stream_line(target + at, source + at)
+        at += LINE_BYTES
+    if at < size:
+        _memcpy(target + at, source + at, size - at)
+
+
+def _copy_share(
+    source: np.ndarray, target: np.ndarray, end: np.ndarray, claimed: np.ndarray, stop: np.ndarray
 ) -> int:
-    """Copy on from ``position`` for about ``budget_bytes``.
+    """Copy segments until none is left, or ``stop`` is set.
 
     Args:
         source: ``int64[pieces]``, addresses.
         target: ``int64[pieces]``, addresses.
-        size: ``int64[pieces]``, bytes.
-        position: ``int64[2]``, piece and byte within it; moved on.
-        budget_bytes: When to return although there is more.
-        cancelled: ``uint8[1]``, nonzero ends the copy within a segment.
+        end: ``int64[pieces]``, bytes up to the end of each piece, from that of the first on.
+        claimed: ``int64[1]``, bytes that somebody has taken, from the first on; moved on, at last beyond
+            the end.
+        stop: ``uint8[1]``; once it is not zero, the caller returns within a segment.
 
     Returns:
-        Bytes copied.
+        Bytes copied by this call. What was taken by it is copied when it returns.
     """
-    piece, at, done = position[0], position[1], 0
-    while piece < len(size) and done < budget_bytes and cancelled[0] == 0:
-        count = min(size[piece] - at, SEGMENT_BYTES)
-        _memcpy(target[piece] + at, source[piece] + at, count)
-        done += count
-        at += count
-        if at == size[piece]:
+    total = end[-1] if len(end) else 0
+    done = 0
+    while stop[0] == 0:
+        at = _add(claimed.ctypes.data, SEGMENT_BYTES)
+        if at >= total:
+            break
+        until = min(at + SEGMENT_BYTES, total)
+        done += until - at
+        piece = np.searchsorted(end, at, side="right")
+        while at < until:
+            begin = end[piece - 1] if piece else 0
+            count = min(end[piece], until) - at
+            if end[piece] < until:
+                for ahead in range(0, min(AHEAD_BYTES, count), LINE_BYTES):
+                    _ask_for(source[piece + 1] + ahead)
+            _copy_piece(target[piece] + at - begin, source[piece] + at - begin, count)
+            at += count
             piece += 1
-            at = 0
-    position[0] = piece
-    position[1] = at
+    _settle()
     return done
 
 
 _SIGNATURE = types.int64(
-    types.int64[::1], types.int64[::1], types.int64[::1], types.int64[::1], types.int64, types.uint8[::1]
+    types.int64[::1], types.int64[::1], types.int64[::1], types.int64[::1], types.uint8[::1]
 )
 
 
@@ -81,10 +169,10 @@ def _be_quiet_when_looked_at() -> None:
 
 def _compiled() -> Any:
     try:
-        return njit(_SIGNATURE, nogil=True, cache=True)(_copy_pieces)
+        return njit(_SIGNATURE, nogil=True, cache=True)(_copy_share)
     except RuntimeError:  # numba found no place it may write its cache to
-        return njit(_SIGNATURE, nogil=True)(_copy_pieces)
+        return njit(_SIGNATURE, nogil=True)(_copy_share)
 
 
-copy_pieces = _compiled()
+copy_share = _compiled()
 _be_quiet_when_looked_at()
