@@ -85,7 +85,7 @@ def test_growth_of_a_request_nobody_knows_changes_nothing() -> None:
 
 
 def test_a_sample_says_what_all_would_within_its_error() -> None:
-    size, count = 300, 2500
+    size, count = 300, 3000
     whole = fed(Ghosts(plan(size)), conversations(count, seed=3)).answers()
     part = Ghosts(plan(size, most=int(7.5 * size * 0.4)))
     sampled = fed(part, conversations(count, seed=3)).answers()
