@@ -57,11 +57,11 @@ def share(answers: dict[str, float], times: str, tier: str = "host") -> float:
 
 @pytest.mark.parametrize("policy", ["lru", "adaptive"])
 def test_unsampled_they_hit_to_the_token_what_a_replay_at_that_size_hits(policy: str) -> None:
-    answers = fed(Ghosts(plan(100, policy)), conversations(400, seed=7)).answers()
+    answers = fed(Ghosts(plan(100, policy)), conversations(300, seed=7)).answers()
     assert answers["ghost_sampled_share|"] == 1.0
     for times in TIMES:
         manager, hits = manager_of(policy, int(100 * float(times))), 0
-        for visit, chunks in enumerate(conversations(400, seed=7), start=1):
+        for visit, chunks in enumerate(conversations(300, seed=7), start=1):
             hits += ask(manager, chunks, visit, float(visit)).hit_count
         assert answers[f"ghost_hit_tokens|host,{times}"] == hits * TOKENS
 
@@ -85,7 +85,7 @@ def test_growth_of_a_request_nobody_knows_changes_nothing() -> None:
 
 
 def test_a_sample_says_what_all_would_within_its_error() -> None:
-    size, count = 400, 4000
+    size, count = 300, 3000
     whole = fed(Ghosts(plan(size)), conversations(count, seed=3)).answers()
     part = Ghosts(plan(size, most=int(7.5 * size * 0.4)))
     sampled = fed(part, conversations(count, seed=3)).answers()
@@ -113,10 +113,10 @@ def test_the_prefix_rule_holds_inside_a_sample() -> None:
 
 def test_all_ghosts_together_hold_no_more_than_they_may() -> None:
     tiers = (GhostTier("host", "lru", 1000), GhostTier("disk", "adaptive", 100_000))
-    ghosts = fed(Ghosts(GhostPlan(TOKENS, tiers, 9000)), conversations(3000, seed=5))
+    ghosts = fed(Ghosts(GhostPlan(TOKENS, tiers, 9000)), conversations(1500, seed=5))
     held = [count for tier in ghosts.tiers for count in tier.chunk_counts]
     # What most sessions share has room of its own, at most a quarter of a ghost.
-    assert 2000 < sum(held) <= 1.25 * 9000
+    assert 1000 < sum(held) <= 1.25 * 9000
     assert ghosts.tiers[0].share == pytest.approx(0.6)
     assert ghosts.tiers[1].share == pytest.approx(4500 / 750_000)
 

@@ -20,7 +20,7 @@ FULL, SLIDING, CHUNKED, RECURRENT = (
 """As in ``layer_types``, the names of the library transformers."""
 
 PATTERNS = {"gemma2": 2, "gemma3": 6, "gemma3_text": 6, "gpt_oss": 2, "cohere2": 4}
-"""The last of so many layers is one of full attention, where nothing else is said: defaults of the classes."""
+"""The last of so many layers is of full attention, where nothing else is said: the classes' defaults."""
 
 WINDOW_EVERYWHERE = ("mistral", "mixtral", "phi3", "starcoder2")
 """With a ``sliding_window``, all layers of these have it."""
