@@ -8,12 +8,13 @@ import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from typing import TYPE_CHECKING
 
 from kvtide.errors import ConfigError
 from kvtide.metrics import GHOST_TIMES, HOST
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 PREFIX = "vllm:kvtide_"
 
@@ -146,8 +147,10 @@ def engines_on(text: str) -> list[EngineEstimates]:
     ]
 
 
-def _samples(text: str) -> Iterator[Sample]:
+def _samples(text: str) -> Iterator["Sample"]:
     """Give our samples that make sense: finite, and below 0 only where a gain is."""
+    from prometheus_client.parser import text_string_to_metric_families  # a third of a verb's start
+
     names = tuple(PREFIX + name for name in _ASKED_FOR)
     seen = 0
     for line in text.splitlines():
