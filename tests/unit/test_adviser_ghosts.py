@@ -3,8 +3,10 @@
 import random
 from collections.abc import Iterator
 
+import numpy as np
 import pytest
 
+from kvtide.adviser.distinct import DistinctCount
 from kvtide.adviser.ghosts import GAUGES, Ghosts, first_token_s, split
 from kvtide.adviser.tier_ghosts import shared_out
 from kvtide.adviser.window import LEAST_REQUESTS
@@ -96,6 +98,32 @@ def test_a_sample_says_what_all_would_within_its_error() -> None:
         error = sampled[f"ghost_error_points|host,{times}"]
         assert abs(gains[0]) > 5 * error > 0.0
         assert abs(gains[0] - gains[1]) < 2 * error
+
+
+def test_what_a_sample_has_in_bad_luck_is_made_up_for() -> None:
+    """Of a cache that keeps everything it is known what it hits: the sample is held against that."""
+
+    def prompts() -> Iterator[list[bytes]]:
+        for turn in range(8):  # a few sessions do most of the asking
+            for session in range(300 if turn == 0 else 40):
+                yield chunks_of((session, 10 if session >= 40 else 40))
+
+    size = 5000
+    whole = fed(Ghosts(plan(size)), prompts()).answers()
+    part = Ghosts(plan(size, most=int(7.5 * size * 0.15)))
+    sampled = fed(part, prompts()).answers()
+    assert abs(part.tiers[0].window.points()[3] - share(whole, "4")) > 3.0
+    for times in TIMES:
+        assert share(sampled, times) == pytest.approx(share(whole, times), abs=1.0)
+
+
+@pytest.mark.parametrize("count", [0, 1, 1000, 200_000, 1_500_000])
+def test_different_chunks_are_counted_within_a_percent(count: int) -> None:
+    chunks = np.random.default_rng(5).bytes(8 * count)
+    counter = DistinctCount()
+    counter.add(chunks)
+    counter.add(chunks)
+    assert counter.estimate() == pytest.approx(count, rel=0.01)
 
 
 def test_the_prefix_rule_holds_inside_a_sample() -> None:

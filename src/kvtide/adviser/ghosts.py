@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 import xxhash
 
+from kvtide.adviser.distinct import DistinctCount
 from kvtide.adviser.sessions import SessionPaths
-from kvtide.adviser.tier_ghosts import REFERENCE, TierGhosts, shared_out, sizes_of
+from kvtide.adviser.tier_ghosts import REFERENCE, Asked, TierGhosts, shared_out, sizes_of
 from kvtide.adviser.window import BUCKETS
 from kvtide.advising import FINGERPRINT_BYTES, Arrival, GhostPlan, Growth, Paces
 from kvtide.metrics import GHOST_TIMES as TIMES
@@ -40,6 +41,7 @@ class Ghosts:
             TierGhosts(tier, host_chunks, part) for tier, part in zip(plan.tiers, parts, strict=True)
         ]
         self._sessions = SessionPaths()
+        self._distinct = DistinctCount() if any(tier.share < 1.0 for tier in self._tiers) else None
         self._open: dict[int, tuple[bytes, list[TierGhosts]]] = {}
         self._open_bytes = 0
         self._request_count = self._queried_tokens = 0
@@ -54,6 +56,8 @@ class Ghosts:
         queried = len(chunks) * self._tokens_per_chunk
         self._request_count += 1
         self._queried_tokens += queried
+        if self._distinct is not None:
+            self._distinct.add(request.chunks)
         host_hits: list[int] | None = None
         takers: list[TierGhosts] = []
         for index, tier in enumerate(self._tiers):
@@ -68,7 +72,7 @@ class Ghosts:
                 host_hits = hits
             elif host_hits is not None:  # whatever the tier has not got may be in host memory
                 hits = [max(hit, host_hits[REFERENCE]) for hit in hits]
-            tier.count(session % BUCKETS, queried, hits)
+            tier.count(session % BUCKETS, request.chunks, queried, hits)
             waits = first_token_s(request, hits, host_hits, index)
             if waits is not None:
                 tier.window.add_waits(waits)
@@ -113,12 +117,16 @@ class Ghosts:
             "ghost_sampled_share|": min((tier.share for tier in self._tiers), default=0.0),
             "ghost_judged_requests|": min((tier.window.request_count for tier in self._tiers), default=0),
         }
+        everybody = Asked(
+            self._queried_tokens // self._tokens_per_chunk,
+            0.0 if self._distinct is None else self._distinct.estimate(),
+        )
         for tier in self._tiers:
-            hits = tier.take_hit_tokens(self._queried_tokens)
+            hits = tier.take_hit_tokens(everybody)
             for times, hit in zip(TIMES, hits.tolist(), strict=True):
                 found[f"ghost_hit_tokens|{tier.name},{times}"] = hit
             if tier.window.is_telling:
-                found |= _gauges(tier)
+                found |= _gauges(tier, tier.correction(everybody))
         return found
 
     @property
@@ -179,9 +187,10 @@ def _read_pace(paces: Paces, tier: int) -> float:
     return read_s if read_s > 0.0 else math.nan
 
 
-def _gauges(tier: TierGhosts) -> dict[str, float]:
+def _gauges(tier: TierGhosts, correction: float) -> dict[str, float]:
     window = tier.window
-    rows = [window.points(), window.gains(), window.errors(), window.waits_s()]
+    points = [correction * row for row in (window.points(), window.gains(), window.errors())]
+    rows = [*points, window.waits_s()]
     return {
         f"{name}|{tier.name},{times}": float(value)
         for name, row in zip(GAUGES, rows, strict=True)

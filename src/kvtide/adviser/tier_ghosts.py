@@ -7,12 +7,14 @@ made smaller. Knows fingerprints; does not know requests beyond their numbers.
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from kvtide.adviser.distinct import DistinctCount
 from kvtide.adviser.window import Window
-from kvtide.advising import GhostTier
+from kvtide.advising import FINGERPRINT_BYTES, GhostTier
 from kvtide.manager.alone import ask, keep
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.reuse import ReuseFilter
@@ -24,7 +26,23 @@ REFERENCE = TIMES.index("1")
 TRUNK_SHARE = 4
 """Of a ghost, one part in so many at most is taken to be filled by what most sessions share."""
 
+LEAST_HITS = 0.05
+"""Of what a sample asks for, that a cache that keeps everything has to hit for it to be corrected."""
+
 _HASHES = 1 << 64
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What all requests have asked for, in or out of a sample.
+
+    Attributes:
+        queried_chunks: With repetitions.
+        distinct_chunks: Without, about.
+    """
+
+    queried_chunks: int
+    distinct_chunks: float
 
 
 class TierGhosts:
@@ -49,7 +67,8 @@ class TierGhosts:
         self._below = int(self.share * _HASHES)
         self._trunk_count = 0
         self.window = Window(len(TIMES), REFERENCE)
-        self._queried_tokens = 0
+        self._queried_chunks = 0
+        self._distinct = DistinctCount() if self.share < 1.0 else None
         self._hit_tokens: NDArray[np.float64] = np.zeros(len(TIMES))
         self._told_tokens: NDArray[np.float64] = np.zeros(len(TIMES))
         self.clear()
@@ -95,21 +114,35 @@ class TierGhosts:
         for manager in self._managers:
             keep(manager, chunks, visit)
 
-    def count(self, bucket: int, queried_tokens: int, hit_tokens: Sequence[int]) -> None:
+    def count(self, bucket: int, chunks: bytes, queried_tokens: int, hit_tokens: Sequence[int]) -> None:
         """Take note of a request that was asked for."""
-        self._queried_tokens += queried_tokens
+        self._queried_chunks += len(chunks) // FINGERPRINT_BYTES
+        if self._distinct is not None:
+            self._distinct.add(chunks)
         self._hit_tokens += hit_tokens
         self.window.add(bucket, queried_tokens, hit_tokens)
 
-    def take_hit_tokens(self, queried_tokens: int) -> NDArray[np.float64]:
-        """Say how many tokens each ghost had since this was last asked, scaled up to all requests.
-
-        Args:
-            queried_tokens: By all requests, so far.
-        """
+    def take_hit_tokens(self, everybody: Asked) -> NDArray[np.float64]:
+        """Say how many tokens each ghost had since this was last asked, scaled up to all requests."""
         news = self._hit_tokens - self._told_tokens
         self._told_tokens = self._hit_tokens.copy()
-        return news * (queried_tokens / self._queried_tokens) if self._queried_tokens else news
+        if not self._queried_chunks:
+            return news
+        return news * (everybody.queried_chunks / self._queried_chunks) * self.correction(everybody)
+
+    def correction(self, everybody: Asked) -> float:
+        """Say by how much the sample is less lucky than all requests are.
+
+        A cache that keeps everything misses every chunk once and hits it ever after. What it would hit is
+        known of all requests and of the sample, and goes with what smaller caches hit: a ratio estimator
+        (Cochran, *Sampling Techniques*, 1977, chapter 6). 1 without a sample, and where next to nothing is
+        to be hit.
+        """
+        if self._distinct is None or not self._queried_chunks:
+            return 1.0
+        mine = 1.0 - self._distinct.estimate() / self._queried_chunks
+        theirs = 1.0 - everybody.distinct_chunks / everybody.queried_chunks
+        return theirs / mine if mine >= LEAST_HITS and theirs >= LEAST_HITS else 1.0
 
     def _grow(self) -> None:
         for manager, size in zip(self._managers, self._sizes, strict=True):
