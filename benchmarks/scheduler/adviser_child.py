@@ -54,7 +54,10 @@ def measure_adviser(tell: Tell, size: int, count: int) -> list[dict[str, Any]]:
             tell(f"adviser, round {index + 1} of {count}")
             for work in WORKS:
                 for switch in order:
-                    taken = _chats(engines[switch], index) if work == CHATS else _long(engines[switch], index)
+                    engine = engines[switch]
+                    before_us = _busy_us(engine)
+                    taken = _chats(engine, index) if work == CHATS else _long(engine, index)
+                    taken["busy_us"] = _busy_us(engine) - before_us
                     samples.append({"row": ADVISER, "arm": switch, "work": work, "round": index} | taken)
         rested(list(engines.values()))
         for switch, engine in engines.items():
@@ -77,6 +80,11 @@ def _switched(is_on: bool) -> Iterator[None]:
             del os.environ[SWITCH]
         else:
             os.environ[SWITCH] = before
+
+
+def _busy_us(engine: Engine) -> float:
+    """Say how long all hooks have taken so far, by the smaller of each call's wall and processor time."""
+    return sum(total_us for _, total_us, _ in engine.clock.calls.kinds.values())
 
 
 def _chats(engine: Engine, index: int) -> dict[str, Any]:

@@ -58,9 +58,11 @@ def _check_work(work: str, one: Mapping[str, Sample]) -> None:
 def _note(work: str, us: Mapping[str, Sequence[float]], found: Sequence[Mapping[str, Sample]]) -> str:
     told = {arm: median([_told_us(one[arm]) for one in found]) for arm in SWITCHES}
     each = f"; of it a chat's {(told[ON] - told[OFF]) / 32:+,.1f}" if work == CHATS else ""
+    busy = {arm: median([one[arm]["busy_us"] for one in found]) for arm in SWITCHES}
     return (
         f"hooks, {work}: {median(us[ON]):,.0f} us with the adviser, {median(us[OFF]):,.0f} without;"
-        f" where requests come and end {told[ON]:,.0f} and {told[OFF]:,.0f}{each}"
+        f" where requests come and end {told[ON]:,.0f} and {told[OFF]:,.0f}{each};"
+        f" of processor time {busy[ON]:,.0f} and {busy[OFF]:,.0f}"
     )
 
 

@@ -24,7 +24,7 @@ def planted(longer: float, rounds: int = MIN_ROUNDS) -> Samples:
                 asked = 2 if work == LONG else 32
                 samples.append(
                     {"row": ADVISER, "arm": arm, "work": work, "round": index}
-                    | {"hooks_us": hooks_us, "asked": asked, "stored_chunks": 500}
+                    | {"hooks_us": hooks_us, "busy_us": 0.9 * us, "asked": asked, "stored_chunks": 500}
                 )
     return samples
 
