@@ -16,9 +16,9 @@ from benchmarks.scheduler.judge_calls import LIMIT_MS, slowest
 from benchmarks.scheduler.judge_hooks import judge_hooks
 from benchmarks.scheduler.vocabulary import ARMS, CALLS, LARGE, OURS, RUN_CHUNKS, SMALL, books_of, hooks_of
 
-ROUNDS = 11
+ROUNDS, ROUNDS_AMONG_ALL = 11, 8
 DECODE_STEPS = 16  # in one turn: an engine decodes many steps in a row
-USE_ROUNDS = 12
+USE_ROUNDS, USE_ROUNDS_AMONG_ALL = 12, 8
 POOL_CHUNKS = 200_000  # of the hour of sessions: full after about a fifth of it
 PART_LIMIT_S = 400.0
 PARTS = 3 + len(RUN_CHUNKS)
@@ -49,19 +49,22 @@ def judge(samples: Sequence[Sample]) -> Verdict:
 @benchmark(
     "scheduler_cost",
     asks="What does the scheduler half cost, and does that grow with its books?",
-    about_s=180,
+    about_s=125,
+    alone_s=140,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:
     """Run the parts one after another."""
     run = _Runner(bench)
-    samples = run("hooks_child:measure_hooks", (ARMS, (SMALL, LARGE), SMALL, ROUNDS, DECODE_STEPS))
+    rounds = ROUNDS if bench.alone else ROUNDS_AMONG_ALL
+    use_rounds = USE_ROUNDS if bench.alone else USE_ROUNDS_AMONG_ALL
+    samples = run("hooks_child:measure_hooks", (ARMS, (SMALL, LARGE), SMALL, rounds, DECODE_STEPS))
     names = [hooks_of(SMALL, False), hooks_of(LARGE, False), hooks_of(SMALL, True)]
     samples += run.again(
-        samples, names, "hooks_child:measure_hooks", ((OURS,), (SMALL, LARGE), SMALL, ROUNDS, DECODE_STEPS)
+        samples, names, "hooks_child:measure_hooks", ((OURS,), (SMALL, LARGE), SMALL, rounds, DECODE_STEPS)
     )
     for run_chunks in RUN_CHUNKS:
-        part = ("catalog_child:measure_catalog", (LARGE, run_chunks, USE_ROUNDS))
+        part = ("catalog_child:measure_catalog", (LARGE, run_chunks, use_rounds))
         samples += run(*part)
         samples += run.again(samples, [books_of(run_chunks)], *part)
     samples += run("hour_child:measure_hour", (POOL_CHUNKS,))

@@ -268,8 +268,8 @@ MUTANTS = (
         "slots-in-wrong-order",
         "F3",
         "manager/cpu.py",
-        "spec = CPULoadStoreSpec(_packed(slots), (len(slots),))",
-        "spec = CPULoadStoreSpec(_packed(slots[::-1]), (len(slots),))",
+        "spec = CPULoadStoreSpec(packed(slots), (len(slots),))",
+        "spec = CPULoadStoreSpec(packed(slots[::-1]), (len(slots),))",
         "the chunks of a load arrive in reverse",
     ),
     Mutant(
@@ -348,9 +348,9 @@ MUTANTS = (
     Mutant(
         "no-room-is-made",
         "F4",
-        "manager/cpu.py",
-        "return wanted, self._evict(wanted - self._slots.free_count)",
-        "return wanted, self._evict(0)",
+        "manager/room.py",
+        "evict(count * cost, None)",
+        "evict(0, None)",
         "a full pool stays as it is, whatever is asked for now",
     ),
     Mutant(

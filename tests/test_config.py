@@ -20,6 +20,7 @@ from kvtide.config import (
     hint_of,
     load_config,
     resolve,
+    sized_for,
 )
 from kvtide.errors import ConfigError
 
@@ -297,3 +298,36 @@ def test_settings_and_their_errors_cross_a_process_border() -> None:
 def test_what_kubernetes_says_of_a_service_called_kvtide_is_no_setting(name: str) -> None:
     config = load_config({"host_memory": "1GiB"}, None, {name: "tcp://10.0.0.1:80"})
     assert config.host_memory == 1 << 30
+
+
+GIB, MIB = 1 << 30, 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("step_bytes", "ranks", "queue_bytes"),
+    [
+        (MIB, 1, 256 * MIB),  # a small model: the default
+        (GIB, 1, 4 * GIB),  # 8,192 tokens of 128 KiB
+        (GIB, 4, 4 * GIB),
+        (GIB, 16, GIB),  # a quarter of a rank's 4 GiB
+        (GIB, 256, 256 * MIB),  # and no less than the default
+        (1 << 60, 1, 16 * GIB),
+        (0, 1, 256 * MIB),
+    ],
+)
+def test_a_tiers_queue_that_nobody_has_set_takes_four_steps(
+    step_bytes: int, ranks: int, queue_bytes: int
+) -> None:
+    tiers = [{"class": "a.B", "name": "one"}, {"class": "a.B", "name": "two", "queue": "1MiB"}]
+    config = load_config({"host_memory": "64GiB", "tiers": tiers})
+    sized = sized_for(config, step_bytes, ranks)
+    assert int(sized.disk_queue) == queue_bytes
+    assert [int(tier.queue) for tier in sized.tiers] == [queue_bytes, MIB]
+    same = {name: value for name, value in sized if name not in ("disk_queue", "tiers")}
+    assert same == {name: getattr(config, name) for name in same}
+
+
+def test_a_queue_that_somebody_has_set_stays_as_it_is() -> None:
+    for queue in ("1MiB", "256MiB", "100GiB"):
+        config = load_config({"host_memory": "64GiB"}, environment={"KVTIDE_DISK_QUEUE": queue})
+        assert sized_for(config, GIB, 1) == config

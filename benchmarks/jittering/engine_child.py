@@ -5,9 +5,10 @@ beside it: the requests themselves say what is due to be copied, and when. The l
 Runs in a process of its own, with both halves of the engine in it.
 """
 
+import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
@@ -38,8 +39,9 @@ def serve(
         plain: Of the copies that run beside it, None for none.
     """
     print_into(log)
+    cores = os.sched_getaffinity(0)  # asked before the engine binds threads to some of them
     try:
-        engine = SteppedEngine(arguments, plain)
+        engine = SteppedEngine(arguments, plain, cores)
         pipe.send(engine.ready())
         while True:
             pipe.send(engine.run(pipe.recv()))
@@ -153,7 +155,9 @@ class Gaps:
 class SteppedEngine:
     """One engine and, if wanted, plain copies beside it."""
 
-    def __init__(self, arguments: Mapping[str, Any], plain: PlainSettings | None) -> None:
+    def __init__(
+        self, arguments: Mapping[str, Any], plain: PlainSettings | None, cores: Collection[int]
+    ) -> None:
         from vllm import LLM
 
         # Counting is on, as in a server: what it costs belongs to both sides.
@@ -165,7 +169,9 @@ class SteppedEngine:
 
         self._block_count, device_bytes = books.num_blocks, kv_bytes_of(books)
         self._block_bytes = device_bytes // self._block_count
-        self._plain = None if plain is None else PlainCopies(plain, self._block_bytes, device_bytes)
+        self._plain = None
+        if plain is not None:
+            self._plain = PlainCopies(plain, self._block_bytes, device_bytes, cores)
         self._request_count = 0
         self._moved = Moved()
         self._counted = self._counters()

@@ -1,8 +1,9 @@
 """The control's copies: ``memcpy`` and ``pwrite`` by threads, with nothing around them.
 
-No index, no checksum, no plan, no answer: a thread takes the next piece and moves its bytes, between
-buffers as large as an engine's KV cache and its host pool, and into a file as large as its disk tier. As
-many threads as kvtide has: one for each direction, and those of the disk.
+No index, no checksum, no plan, no answer: a thread takes what is next and moves its bytes, between buffers
+as large as an engine's KV cache and its host pool, and into a file as large as its disk tier. A copy is one
+call, however many pieces, so that the interpreter is asked for as seldom as can be. As many threads as
+kvtide has: one for each direction, and those of the disk.
 """
 
 import ctypes
@@ -10,7 +11,7 @@ import itertools
 import mmap
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from queue import Queue
@@ -47,14 +48,18 @@ class PlainCopies:
         settings: Sizes.
         piece_bytes: Of a piece, a multiple of the page size.
         device_bytes: What stands for the engine's KV cache.
+        cores: On which the threads may run: who makes this object may be bound to a single one.
 
     Raises:
         OSError: The file or the memory cannot be had.
         ValueError: A buffer has no room for a piece.
     """
 
-    def __init__(self, settings: PlainSettings, piece_bytes: int, device_bytes: int) -> None:
+    def __init__(
+        self, settings: PlainSettings, piece_bytes: int, device_bytes: int, cores: Collection[int]
+    ) -> None:
         self._piece_bytes = piece_bytes
+        self._cores = cores
         self._device = _Ring(device_bytes, piece_bytes)
         self._host = _Ring(settings.host_bytes, piece_bytes)
         self._places = itertools.cycle(_places(settings.disk_bytes, piece_bytes))
@@ -96,6 +101,7 @@ class PlainCopies:
 
     def _start(self, waiting: "Queue[int]", work: Callable[[int], None]) -> None:
         def serve() -> None:
+            os.sched_setaffinity(0, self._cores)
             while True:
                 item = waiting.get()
                 try:
@@ -108,18 +114,19 @@ class PlainCopies:
         threading.Thread(target=serve, name=f"plain{work.__name__}", daemon=True).start()
 
     def _load(self, piece_count: int) -> None:
-        for _ in range(piece_count):
-            self._copy(self._host.next_read(), self._host, self._device.next_write(), self._device)
+        byte_count = piece_count * self._piece_bytes
+        self._copy(self._host.read(byte_count), self._host, self._device.write(byte_count), self._device)
 
     def _store(self, piece_count: int) -> None:
-        for _ in range(piece_count):
-            place = self._host.next_write()
-            self._copy(self._device.next_read(), self._device, place, self._host)
-            self._writes.put(place)
+        byte_count = piece_count * self._piece_bytes
+        place = self._host.write(byte_count)
+        self._copy(self._device.read(byte_count), self._device, place, self._host)
+        for begin in range(place.start, place.stop, self._piece_bytes):
+            self._writes.put(begin)
 
-    def _copy(self, begin: int, source: "_Ring", place: int, target: "_Ring") -> None:
+    def _copy(self, begin: range, source: "_Ring", place: range, target: "_Ring") -> None:
         # ctypes lets go of the interpreter for as long as memmove runs.
-        ctypes.memmove(target.address + place, source.address + begin, self._piece_bytes)
+        ctypes.memmove(target.address + place.start, source.address + begin.start, len(place))
 
     def _write(self, place: int) -> None:
         piece = self._host.view[place : place + self._piece_bytes]
@@ -128,23 +135,34 @@ class PlainCopies:
 
 
 class _Ring:
-    """Resident memory whose places are taken in turn, by readers and by writers each for itself."""
+    """Resident memory whose bytes are taken in turn, by the thread that reads and by the one that writes."""
 
     def __init__(self, byte_count: int, piece_bytes: int) -> None:
-        places = _places(byte_count, piece_bytes)
+        self._byte_count = _places(byte_count, piece_bytes)[-1] + piece_bytes
         self.view = memoryview(mmap.mmap(-1, byte_count))
         array = np.frombuffer(self.view, dtype=np.uint8)
         # Touched, and of no two pages alike: nothing on the way can be shorter than it looks.
         array[:] = np.random.default_rng(SEED).integers(0, 256, byte_count, dtype=np.uint8)
         self.address = int(array.ctypes.data)
-        # Each is one step of the interpreter, so that several threads may take places.
-        self._reads, self._writes = itertools.cycle(places), itertools.cycle(places)
+        self._next_read = self._next_write = 0
 
-    def next_read(self) -> int:
-        return next(self._reads)
+    def read(self, byte_count: int) -> range:
+        """Take the next so many neighbouring bytes; begins anew where they do not fit."""
+        taken = self._next(self._next_read, byte_count)
+        self._next_read = taken.stop
+        return taken
 
-    def next_write(self) -> int:
-        return next(self._writes)
+    def write(self, byte_count: int) -> range:
+        taken = self._next(self._next_write, byte_count)
+        self._next_write = taken.stop
+        return taken
+
+    def _next(self, begin: int, byte_count: int) -> range:
+        if byte_count > self._byte_count:
+            raise ValueError(f"{self._byte_count} bytes have no room for {byte_count}")
+        if begin + byte_count > self._byte_count:
+            begin = 0
+        return range(begin, begin + byte_count)
 
 
 def _places(byte_count: int, piece_bytes: int) -> range:

@@ -193,7 +193,8 @@ class KVTideConfig(BaseModel):
     disk_queue: ByteSize = Field(
         default=ByteSize(256 << 20),
         gt=0,
-        description="Bytes of one rank's writes to disk that may be open; beyond it they are skipped.",
+        description="Bytes of one rank's writes to disk that may be open; beyond it they are skipped. If not"
+        " given, more for a model whose steps store more: four steps, up to a quarter of host memory.",
         json_schema_extra={"hint": SIZE_HINT},
     )
     disk_deadline_s: float = Field(
@@ -282,6 +283,49 @@ class KVTideConfig(BaseModel):
     def tier_names(self) -> tuple[str, ...]:
         """Names of the tiers below host memory, the nearest first."""
         return (*(("disk",) if self.disk else ()), *(tier.label for tier in self.tiers))
+
+
+QUEUED_STEPS = 4
+"""A replay of 1,500 conversations (docs/replay-serving.md, 64 GiB) hits 23 tokens of 100 with so many or with
+sixteen, 18 with two, 10 with one and 6 with a quarter of one."""
+
+QUEUED_SHARE = 4
+"""Of host memory a quarter at most: what waits in a queue cannot leave."""
+
+
+def queue_for(least: int, step_bytes: int, host_bytes: int) -> int:
+    """Say how many bytes of writes may wait for a tier whose queue nobody has set.
+
+    Args:
+        least: The setting's default.
+        step_bytes: What one rank stores of one step of the engine at most.
+        host_bytes: Host memory of one rank.
+    """
+    return max(least, min(QUEUED_STEPS * step_bytes, host_bytes // QUEUED_SHARE))
+
+
+def sized_for(config: KVTideConfig, step_bytes: int, rank_count: int) -> KVTideConfig:
+    """Give queues of tiers that nobody has set the size that a model needs.
+
+    A step of a large model stores more than their default holds: with 128 KiB of KV cache per token one of
+    8,192 tokens stores 1 GiB. What a tier skips is offered to it again when somebody asks for it, and a hole
+    in a prompt hides all behind it; what ``store_queue`` skips is offered again as soon as a store has ended,
+    so that it only paces what tiers are offered. Made larger, too, it cost a sixth of the hits in a replay.
+
+    Args:
+        config: Checked settings.
+        step_bytes: See ``queue_for``.
+        rank_count: Who share host memory.
+    """
+    host_bytes = config.host_memory // rank_count
+
+    def sized(given: BaseModel, name: str) -> dict[str, ByteSize]:
+        if name in given.model_fields_set:
+            return {}
+        return {name: ByteSize(queue_for(getattr(given, name), step_bytes, host_bytes))}
+
+    tiers = tuple(tier.model_copy(update=sized(tier, "queue")) for tier in config.tiers)
+    return config.model_copy(update={**sized(config, "disk_queue"), "tiers": tiers})
 
 
 def hint_of(setting: str) -> str:

@@ -1,6 +1,7 @@
 """The benchmark ``jitter``: planted samples are judged, the load is counted, the control really copies."""
 
 import copy
+import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -350,7 +351,8 @@ def test_without_runners_others_come_at_once() -> None:
 
 
 def plain(folder: Path, piece_bytes: int = 64 * KIB) -> PlainCopies:
-    return PlainCopies(PlainSettings(folder, 512 * KIB, 1024 * KIB, 3), piece_bytes, 256 * KIB)
+    settings = PlainSettings(folder, 512 * KIB, 1024 * KIB, 3)
+    return PlainCopies(settings, piece_bytes, 256 * KIB, os.sched_getaffinity(0))
 
 
 def test_plain_copies_really_copy_what_they_say(tmp_path: Path) -> None:
@@ -384,6 +386,26 @@ def test_a_write_that_fails_is_not_passed_over(tmp_path: Path) -> None:
     copies.store(1)
     with pytest.raises(OSError, match="Bad file descriptor"):
         copies.finish()
+
+
+def test_more_pieces_at_once_than_there_is_room_for_are_not_passed_over(tmp_path: Path) -> None:
+    copies = plain(tmp_path)
+    copies.load(5)
+    with pytest.raises(ValueError, match="262144 bytes have no room for 327680"):
+        copies.finish()
+
+
+def test_the_place_that_a_copy_does_not_fit_into_is_left_out(tmp_path: Path) -> None:
+    copies = plain(tmp_path)
+    copies.load(3)
+    copies.finish()
+    host, device = bytes(copies._host.view), bytes(copies._device.view)
+    assert device[: 192 * KIB] == host[: 192 * KIB]
+    copies.load(2)  # one place is left behind the last copy: it begins anew
+    copies.finish()
+    moved = bytes(copies._device.view)
+    assert moved[: 128 * KIB] == host[192 * KIB : 320 * KIB]
+    assert moved[128 * KIB :] == device[128 * KIB :]
 
 
 def test_a_piece_that_does_not_fit_is_refused(tmp_path: Path) -> None:

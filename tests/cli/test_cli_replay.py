@@ -79,6 +79,31 @@ def test_tables_fit_and_hold_the_figures(trace: Path, columns: int) -> None:
         assert hits == [f"{100 * ratios[policy][share]:.2f}" for share in shares]
 
 
+@pytest.mark.parametrize("columns", [40, 100])
+def test_with_a_model_sizes_are_told_in_bytes_too(trace: Path, tmp_path: Path, columns: int) -> None:
+    html = tmp_path / "page.html"
+    asked = (trace, "--fractions", "0.10,1", "--policies", "lru", "--model", 131_072)
+    found = found_in(run(*asked, "--json", "--html", html))
+    assert found["block_bytes"] == 64 << 20
+    assert found["capacity_bytes"] == {"0.10": 4 * 64 << 20, "1": 42 * 64 << 20}
+    page = html.read_text(encoding="utf-8").replace("\u00a0", " ")
+    assert "256 MiB" in page
+    assert "2.62 GiB of KV cache" in page
+    result = run(*asked, columns=columns)
+    lines = result.stdout.splitlines()
+    assert any("memory" in line and "256 MiB" in line and "2.62 GiB" in line for line in lines)
+    assert "of KV cache" in " ".join(result.stdout.split())
+    assert all(len(line) <= columns for line in lines)
+    without = found_in(run(trace, "--fractions", "0.10,1", "--policies", "lru", "--json"))
+    assert {name: found[name] for name in without} == without
+
+
+def test_a_model_that_nobody_can_read_is_refused_without_a_server_too(trace: Path) -> None:
+    result = run(trace, "--model", "gpt")
+    assert result.exit_code == 2
+    assert "model" in result.stderr
+
+
 @pytest.mark.parametrize(
     "fractions", ["0", "-0.1", "1.01", "5", "nan", "inf", "x", "0.1;0.2", "", ",", "0.1,5%"]
 )

@@ -89,7 +89,7 @@ def test_a_disk_that_takes_little_at_once_is_pointed_out(trace: Path) -> None:
     ("arguments", "setting"),
     [
         (("--host-memory", "1GiB"), "--model"),
-        (("--model", "5"), "--host-memory"),
+        (("--model", "5", "--slower", "2"), "--host-memory"),
         (("--slower", "2"), "--model"),
         (("--disk", "1GB@1GB/s"), "--model"),
         ((*BASICS, "--host-memory", "lots"), "--host-memory"),

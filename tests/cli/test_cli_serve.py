@@ -447,8 +447,7 @@ def test_vllm_s_own_parsers_accept_what_is_printed_and_none_of_their_options_is_
     assert ours & set(options) == set()
     # No option of vLLM may look like a misspelt one of ours, or like a beginning of the one we take out.
     assert [one for one in options if one.startswith("--kv-t")] == ["--kv-transfer-config"]
-    for one in options:
-        result = run(
-            "M", "--host-memory", "1GiB", "--print", *([] if one == "--kv-transfer-config" else [one])
-        )
-        assert "did you mean" not in result.stderr, one
+    passed_on = [one for one in options if one != "--kv-transfer-config"]
+    assert len(passed_on) > 100
+    result = run("M", "--host-memory", "1GiB", "--print", *passed_on)
+    assert "did you mean" not in result.stderr

@@ -30,7 +30,7 @@ from engine.server import (
     wait_until_gone,
 )
 from engine.tiny_engine import BLOCK_TOKENS
-from kvtide.manager.cpu import ROOM_WANTED
+from kvtide.manager.room import ROOM_WANTED
 from kvtide.metrics import DEFINITIONS, Kind
 
 BUDGET_BYTES = 24 << 20

@@ -8,6 +8,7 @@ from failure_rules import RULES, Rule
 from mutants import SOURCE
 
 HERE = Path(__file__).parent
+TESTS = HERE.parent
 PAGE = HERE.parents[1] / "docs" / "failures.md"
 
 
@@ -21,8 +22,10 @@ def find_tests(pattern: str) -> dict[str, str]:
     }
 
 
-def named_in_page() -> list[str]:
-    return re.findall(r"`(test_\w+)`", PAGE.read_text())
+def named_in_page() -> tuple[list[str], list[str]]:
+    """Tests that stand on a line of the connector, and those of shared stores."""
+    connector, stores = PAGE.read_text().split("\n## Stores that many servers share\n")
+    return re.findall(r"`(test_\w+)`", connector), re.findall(r"`(test_\w+)`", stores)
 
 
 def test_every_test_of_a_failure_has_a_rule_and_every_rule_a_test() -> None:
@@ -36,7 +39,20 @@ def test_every_test_of_a_failure_has_a_rule_and_every_rule_a_test() -> None:
 
 
 def test_the_page_names_each_test_that_has_a_rule_and_no_other() -> None:
-    assert set(named_in_page()) == {rule.test.partition("::")[2] for rule in RULES}
+    named, _ = named_in_page()
+    assert set(named) == {rule.test.partition("::")[2] for rule in RULES}
+
+
+def test_the_page_names_tests_of_shared_stores_that_there_are_each_once() -> None:
+    _, named = named_in_page()
+    there = {
+        name
+        for folder in ("tiers", "servers", "harness", "cli")
+        for file in (TESTS / folder).glob("test_*.py")
+        for name in re.findall(r"^def (test_\w+)\(", file.read_text(), re.MULTILINE)
+    }
+    assert sorted(named) == sorted(set(named) & there)
+    assert len(named) > 40
 
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.test.partition("::test_")[2])

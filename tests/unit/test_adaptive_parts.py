@@ -171,7 +171,7 @@ def test_of_many_that_may_leave_one_of_the_lowest_is_named_and_lots_repeat() -> 
     def order(seed: int) -> list[int]:
         ranked = Candidates(HitDensity(), seed)
         count = 20 * SAMPLE_RUNS
-        ranked.cover(count)
+        ranked.columns.cover(count)
         for run in range(1, count + 1):
             ranked.now_s = float(run)
             ranked.use(run, 0)

@@ -5,7 +5,7 @@ import random
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvtide.manager.extents import Extent, ExtentAllocator
@@ -197,6 +197,24 @@ def test_what_a_call_has_taken_itself_does_not_count_as_free() -> None:
     assert extents.allocate(1) == [(3, 1)]
 
 
+@pytest.mark.parametrize("seed", range(6))
+def test_numbers_given_back_in_pieces_in_any_order_are_what_one_by_one_would_be(seed: int) -> None:
+    chance = random.Random(seed)
+    whole, single = allocator(4000), allocator(4000)
+    for one in (whole, single):
+        one.allocate(4000)
+    bounds = sorted(chance.sample(range(4000), 60))
+    pieces = [list(range(a, b)) for a, b in itertools.pairwise(bounds) if chance.random() < 0.7]
+    chance.shuffle(pieces)
+    numbers = [one for piece in pieces for one in (reversed(piece) if chance.random() < 0.3 else piece)]
+    whole.free_all(np.array(numbers, dtype=np.int32))
+    for number in numbers:
+        single.free(number, 1)
+    assert whole.extents() == single.extents()
+    assert whole.free_count == single.free_count == len(numbers)
+
+
+@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     capacity=st.integers(1, 60),

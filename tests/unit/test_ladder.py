@@ -14,7 +14,7 @@ from kvtide.manager.cpu import HOST, CPUOffloadingManager
 from kvtide.manager.ladder import Ladder, PreparedWrite
 from kvtide.manager.lower import Demotion, LowerTier, TierPlan
 from kvtide.metrics import MetricsDelta
-from kvtide.policies import LRUPolicy
+from kvtide.policies import EvictionPolicy, LRUPolicy
 from kvtide.testing.ladder_days import LadderDay
 
 CTX = ReqContext("r")
@@ -36,9 +36,11 @@ class Books:
         capacity: int = 100,
         queue: int = 100,
         slots: int = 32,
+        policy: EvictionPolicy | None = None,
     ) -> None:
         self.metrics = MetricsDelta()
-        self.host = CPUOffloadingManager(LRUPolicy(), None, self.metrics, True, groups, [LRUPolicy()])
+        below = LRUPolicy() if policy is None else policy
+        self.host = CPUOffloadingManager(LRUPolicy(), None, self.metrics, True, groups, [below])
         self.host.grow(slots)
         plan = TierPlan("disk", demotion, queue, True)
         self.tier = LowerTier(1, plan, self.host.catalog, groups, 1, self.metrics, True)

@@ -39,7 +39,7 @@ def stored(ladder: Ladder, start: int, stop: int) -> ChunkRun:
 
 def written(tier: LowerTier, start: int, stop: int, done: int | None = None) -> None:
     """Write chunks to a tier; the first ``done`` of them well, all without."""
-    run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, start, stop), 1, None)
+    run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, start, stop), CONTEXT, None)
     tier.end_write(run, places, len(run) if done is None else done)
 
 
@@ -115,7 +115,7 @@ def test_a_reset_takes_back_what_was_announced_below() -> None:
 def test_what_was_being_written_at_a_reset_that_keeps_a_tier_does_not_stay_there_unknown() -> None:
     ladder = ladder_of(CatalogGroup())
     (tier,) = ladder.tiers
-    run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 3), 1, None)
+    run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 3), CONTEXT, None)
     ladder.host.reset()
     ladder.reset()
     tier.end_write(run, places, 3)
@@ -126,7 +126,7 @@ def test_what_ranks_found_before_it_was_written_anew_is_not_forgotten() -> None:
     ladder = ladder_of(CatalogGroup())
     (tier,) = ladder.tiers
     warming = Warming(tier, ladder.host.groups, 1)
-    run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 4), 1, None)
+    run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 4), CONTEXT, None)
     warming.take(told(1, 4))  # its beginning was not there yet
     while not warming.is_done:
         warming.step()
@@ -140,7 +140,7 @@ def test_what_ranks_found_waits_for_the_chunks_it_extends() -> None:
         ladder = ladder_of(CatalogGroup())
         (tier,) = ladder.tiers
         warming = Warming(tier, ladder.host.groups, 1)
-        run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 2), 1, None)
+        run, places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 2), CONTEXT, None)
         warming.take(told(0, 4))
         while not warming.is_done:
             warming.step()
@@ -167,8 +167,8 @@ def test_what_has_left_since_ranks_told_of_it_is_not_taken_in_again() -> None:
 def test_a_write_that_fails_late_does_not_take_away_what_was_written_anew() -> None:
     ladder = ladder_of(CatalogGroup())
     (tier,) = ladder.tiers
-    first, first_places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 1), 1, None)
-    behind, behind_places = tier.begin_write(ChunkRun(HASHES, 0, 1, 1, 3), 1, None)
+    first, first_places = tier.begin_write(ChunkRun(HASHES, 0, 1, 0, 1), CONTEXT, None)
+    behind, behind_places = tier.begin_write(ChunkRun(HASHES, 0, 1, 1, 3), CONTEXT, None)
     tier.end_write(first, first_places, 0)  # and with it what extends it, whose copy goes on
     assert chunks_of(tier.take_discards()) == [0]
     written(tier, 0, 3)

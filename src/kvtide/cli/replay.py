@@ -36,6 +36,7 @@ from kvtide.cli.replay_serving import (
 )
 from kvtide.errors import ConfigError
 from kvtide.sim.fractions import known
+from kvtide.sim.model_bytes import bytes_per_token
 
 ALL = "all"
 MOST_JOBS = 256
@@ -102,8 +103,9 @@ def replay(
     Every prompt is looked up and stored by the code that decides in production, one request after another.
     What hits is a full block that is there with all before it.
 
-    With --model and --host-memory a whole server is replayed instead, with times: an engine with a pool of
-    its own, queueing, prompts computed in pieces, copies and disks, around production's scheduler half.
+    With --model alone sizes are told in bytes, too. With --model and --host-memory a whole server is replayed
+    instead, with times: an engine with a pool of its own, queueing, prompts computed in pieces, copies and
+    disks, around production's scheduler half.
 
     Exit code 0: it was replayed. 2: it could not be.
     """
@@ -115,7 +117,8 @@ def replay(
         )
         disks = tuple(disk or ())
         served = ServingAsked(model, host_memory, disks, disk_queue, engine_blocks, rates, slower)
-        if served.is_any:
+        # A model without a server around it says what shares are in bytes.
+        if served.is_any and not served.is_model_alone:
             if fractions is not None:
                 raise ConfigError(
                     "--fractions", fractions, "leave it out: a server's sizes are --host-memory"
@@ -124,7 +127,8 @@ def replay(
             replay_serving(reading, served, names, jobs_of(jobs), as_json, html)
             return
         shares = fractions_of(FRACTIONS if fractions is None else fractions)
-        replay_fractions(reading, policies_of(policies), shares, jobs_of(jobs), as_json, html)
+        token_bytes = None if model is None else bytes_per_token(model)
+        replay_fractions(reading, policies_of(policies), shares, jobs_of(jobs), as_json, html, token_bytes)
 
 
 def fractions_of(text: str) -> list[str]:

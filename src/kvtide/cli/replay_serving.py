@@ -14,7 +14,7 @@ from pydantic import ByteSize, TypeAdapter, ValidationError
 from kvtide.cli.folders import bar, counted, print_json, show_under, table, tell
 from kvtide.cli.replay_page import show_page
 from kvtide.cli.replay_reading import Reading, shown
-from kvtide.config import KVTideConfig
+from kvtide.config import KVTideConfig, queue_for
 from kvtide.errors import ConfigError
 from kvtide.sim.model_bytes import bytes_per_token
 from kvtide.sim.processes import available_cores
@@ -28,7 +28,7 @@ from kvtide.sim.serving_sweep import serve_all
 from kvtide.sim.traces import Trace, TraceRequest
 from kvtide.transfer.memory import humanised
 
-PANEL = "A whole server, with times (needs --model and --host-memory)"
+PANEL = "A whole server, with times (needs --model and --host-memory; --model alone tells shares in bytes)"
 OVERLOADED = 0.98
 """Busy for so much of the time, an engine has a queue that grows as long as the trace lasts."""
 
@@ -77,7 +77,7 @@ DiskQueueOption = Annotated[
     typer.Option(
         "--disk-queue",
         metavar="SIZE",
-        help="Writes to each disk that may wait; more are skipped. Default: that of the setting disk_queue.",
+        help="Writes to each disk that may wait; more are skipped. Default: four steps, as in a server.",
         show_default=False,
         rich_help_panel=PANEL,
     ),
@@ -132,6 +132,11 @@ class ServingAsked:
         """Whether anything was said of one."""
         return self != ServingAsked(None, None)
 
+    @property
+    def is_model_alone(self) -> bool:
+        """Whether nothing was said but the model."""
+        return self == ServingAsked(self.model, None)
+
 
 def replay_serving(
     reading: Reading,
@@ -158,7 +163,11 @@ def replay_serving(
     trace = reading.trace()
     requests = list(shown(trace))
     base = replace(base, engine=EngineLimits(_engine_blocks(asked, base, requests)))
-    setups = [replace(base, policy=name, host_memory=size) for size in sizes.values() for name in policies]
+    setups = [
+        replace(_with_memory(base, asked.disk_queue, size), policy=name)
+        for size in sizes.values()
+        for name in policies
+    ]
     with bar("serving requests", len(requests) * len(setups)) as tick:
         if jobs is None:
             jobs = available_cores() if len(requests) * len(setups) >= WORTH_PROCESSES else 1
@@ -238,6 +247,17 @@ def _judged(asked: ServingAsked) -> tuple[dict[str, int], ServingSetup]:
         arrival_factor=factor,
     )
     return sizes, setup
+
+
+def _with_memory(setup: ServingSetup, disk_queue: str | None, host_memory: int) -> ServingSetup:
+    """Give a server its host memory and, unless it was given, a disk's queue of the size that it has then."""
+    tiers = setup.tiers
+    if disk_queue is None:
+        step_bytes = setup.bytes_per_token * setup.engine.step_tokens
+        tiers = tuple(
+            replace(tier, queue_bytes=queue_for(tier.queue_bytes, step_bytes, host_memory)) for tier in tiers
+        )
+    return replace(setup, host_memory=host_memory, tiers=tiers)
 
 
 def _engine_blocks(asked: ServingAsked, setup: ServingSetup, requests: Sequence[TraceRequest]) -> int:

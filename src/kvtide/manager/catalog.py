@@ -272,7 +272,6 @@ class Catalog(Departures):
             for node in added:
                 row[self.tree.entry[node] : self.tree.entry[node] + self.tree.count[node]] = ABSENT
         for node in added:
-            self._cover(node)
             for have in self._have:
                 have[node] = 0
             for kids in self._kids:

@@ -4,7 +4,6 @@ Knows which chunk is in which slot, what is on its way and who reads what; does 
 time. Where a prefix is, is the catalog's business; what is not ready yet is kept outside it.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -12,15 +11,15 @@ import numpy as np
 
 from kvtide.errors import IllegalTransitionError, MissingChunkError
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import CPULoadStoreSpec, Ids, OffloadPolicy, ReqContext
+from kvtide.jobs import CPULoadStoreSpec, Ids, OffloadPolicy, ReqContext, ids
 from kvtide.keys import ChunkRun, Medium, PackedKeys
 from kvtide.manager.arrivals import Arrivals
 from kvtide.manager.base import LookupResult, OffloadingManager, PrepareStoreOutput, Refusal
 from kvtide.manager.catalog import Catalog, CatalogGroup
-from kvtide.manager.extents import Extent
 from kvtide.manager.pending import PendingStore
 from kvtide.manager.reuse import ReuseFilter
-from kvtide.manager.slots import Slots
+from kvtide.manager.room import ROOM_WANTED, Arriving, Newcomer, judged_as, make_room
+from kvtide.manager.slots import Slots, packed
 from kvtide.metrics import MetricsDelta
 from kvtide.policies import EvictionPolicy
 
@@ -33,13 +32,7 @@ RUNS_PER_STEP = 512
 REMAINS_PER_STEP = 4
 """Dictionaries of a catalog that was reset that are freed in one step: a million keys are in 256 of them."""
 
-ROOM_WANTED = 40
-"""One slot in so many is freed ahead, when four fifths of that are left. A full pool hands out crumbs."""
-
-NOBODY = -1
-"""No visit: whoever has it is compared with nobody."""
-
-NOTHING = CPULoadStoreSpec(array("i"), (0,))
+NOTHING = CPULoadStoreSpec(ids(()), (0,))
 
 
 @dataclass(slots=True)
@@ -187,7 +180,7 @@ class CPUOffloadingManager(OffloadingManager):
                 f"chunk {missing} of request {ctx.request_id} ({run.hash_of(missing).hex()})"
                 " was ready when it was looked up and is not any more"
             )
-        spec = CPULoadStoreSpec(_packed(slots), (len(slots),))
+        spec = CPULoadStoreSpec(packed(slots), (len(slots),))
         self._loads[id(spec)] = _Load(spec, self.catalog.pin(keys, stop))
         self.hold(spec.slots)
         return spec
@@ -258,10 +251,9 @@ class CPUOffloadingManager(OffloadingManager):
         if wanted:
             keys, stride = self._positions(run)[0], self.groups[run.group_index].stride
             self.catalog.recall(HOST, keys, gap.start * stride, (gap.start + wanted) * stride)
-            # Who wants all of a request may have it.
-            visit = ctx.visit if ctx.policy is OffloadPolicy.CHUNK_LEVEL else NOBODY
             # What is extended is pinned, hence not evicted to make room.
-            worth, evicted = self._make_room(gap.start, wanted, stride, visit)
+            arriving = Arriving(HOST, judged_as(ctx), gap.start * stride, stride)
+            worth, evicted = self._make_room(arriving, wanted)
             if worth < wanted:
                 wanted, refusal = worth, Refusal.BYPASSED
             if self._slots.free_count < wanted:
@@ -273,37 +265,25 @@ class CPUOffloadingManager(OffloadingManager):
         stored = run.between(gap.start, gap.start + wanted)
         if not wanted:
             return PrepareStoreOutput(stored, NOTHING, evicted, refused, refusal)
-        slots = _ids_of(self._slots.allocate(wanted, gap.slot_before))
+        slots = self._slots.allocate(wanted, gap.slot_before)
         pin = None if gap.parent is not None else gap.pin
         self._pending.add(PendingStore(stored, slots, ctx.visit, gap.parent, pin))
         # Waiting for these chunks may now be an answer where there was none.
         self._changed()
         return PrepareStoreOutput(stored, CPULoadStoreSpec(slots, (wanted,)), evicted, refused, refusal)
 
-    def _make_room(self, start: int, wanted: int, stride: int, visit: int) -> tuple[int, PackedKeys]:
-        """Let others go for chunks from ``start`` on, as long as these are worth more.
+    def _make_room(self, arriving: Arriving, wanted: int) -> tuple[int, PackedKeys]:
+        """Let others go for chunks that come: see ``make_room``; tell also who left."""
+        left: list[tuple[int, bytes]] = []
 
-        The last slots of a nearly full pool are free only because others were evicted ahead: for them, too.
+        def evict(slots: int, newcomer: Newcomer | None) -> int:
+            gone = self._evict(slots - self._slots.free_count, newcomer)
+            left.extend(gone.runs)
+            return len(gone)
 
-        Returns:
-            How many of the ``wanted`` chunks are worth a slot, whether there is one or not; who left.
-        """
-        if not self.catalog.refuses(HOST):
-            return wanted, self._evict(wanted - self._slots.free_count)
-        evicted, begin = PackedKeys(), start * stride
         ahead = self._slots.capacity // ROOM_WANTED if self._frees_ahead else 0
-        room = max(0, self._slots.free_count - ahead)
-        while wanted:
-            worth = self.catalog.worth(HOST, visit, begin, begin + wanted * stride, room * stride)
-            wanted = (worth - begin) // stride
-            missing = wanted - self._slots.free_count
-            newcomer = self.catalog.newcomer(HOST, visit, begin, worth)
-            gone = self._evict(missing, newcomer)
-            if not gone:
-                break
-            room += len(gone)
-            evicted = PackedKeys((*evicted.runs, *gone.runs), gone.hash_bytes)
-        return wanted, evicted
+        worth = make_room(self.catalog, arriving, wanted, self._slots.free_count - ahead, evict)
+        return worth, PackedKeys(tuple(left), self.catalog.tree.width) if left else PackedKeys()
 
     def _gap_of(self, run: ChunkRun, ctx: ReqContext) -> "_Gap":
         """Find the first missing chunks of a run, note its use and pin what they continue."""
@@ -390,7 +370,7 @@ class CPUOffloadingManager(OffloadingManager):
         self._slots.give_back(slots)
         self.room_epoch += 1
 
-    def _evict(self, wanted: int, newcomer: tuple[int, int] | None = None) -> PackedKeys:
+    def _evict(self, wanted: int, newcomer: Newcomer | None = None) -> PackedKeys:
         """Free up to ``wanted`` slots, as many as may leave now."""
         if wanted <= 0:
             return PackedKeys()
@@ -411,17 +391,3 @@ class CPUOffloadingManager(OffloadingManager):
 
     def _changed(self) -> None:
         self.residency_epoch += 1
-
-
-def _ids_of(extents: Sequence[Extent]) -> Ids:
-    if len(extents) == 1 and extents[0][1] == 1:
-        return array("i", (extents[0][0],))
-    return _packed(
-        np.concatenate([np.arange(first, first + count, dtype=np.int32) for first, count in extents])
-    )
-
-
-def _packed(numbers: np.ndarray) -> Ids:
-    found = array("i")
-    found.frombytes(numbers.tobytes())
-    return found

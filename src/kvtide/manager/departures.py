@@ -6,7 +6,6 @@ extends or remembers out of the tree. Splits live here, too: whoever splits a no
 pins and rows know of it.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -46,7 +45,7 @@ class Departures(Residency):
         super().__init__(groups, len(policies))
         self._policies = tuple(policies)
         self._learning = tuple(one if isinstance(one, LearningPolicy) else None for one in policies)
-        self._kids = [array("i", [0]) for _ in policies]
+        self._kids = [self.tree.columns.ints() for _ in policies]
         self._remembering = any(policy is not None and policy.remembers for policy in policies)
         self._remembered: list[set[int]] = [set() for _ in policies]
         self._pins: dict[int, dict[int, int]] = {}  # node -> {handle: entries it covers}
@@ -71,7 +70,14 @@ class Departures(Residency):
         gone, policy = Evicted(), self._policies[tier]
         if policy is None:
             return gone
-        kids, simple = self.tree.kids, not policy.remembers and len(self._slots) == 1
+        if (
+            newcomer is None
+            and not policy.remembers
+            and len(self._slots) == 1
+            and not self._may_have_holes(0)
+        ):
+            self._drop_runs(tier, policy, wanted, run_limit, gone)
+            return gone
         while gone.count < wanted and gone.run_count < run_limit:
             if newcomer is not None and self._yields(tier, *newcomer):
                 break
@@ -81,10 +87,7 @@ class Departures(Residency):
             gone.run_count += 1
             node, most = named
             keep = max(self.held(tier, node) - min(wanted - gone.count, most), self._pinned(node))
-            if simple and not keep and not kids[node]:
-                self._drop_all(tier, node, gone)
-            else:
-                self._drop(tier, node, keep, gone)
+            self._drop(tier, node, keep, gone)
         self._forget(tier)
         return gone
 
@@ -198,17 +201,10 @@ class Departures(Residency):
         else:
             policy.withdraw(node)
 
-    def _cover(self, node: int) -> None:
-        """Have a place for the fields of a node."""
-        if node >= len(self._kids[0]):
-            for fields in (*self._have, *self._kids):
-                fields.extend([0] * (node + 1 - len(fields)))
-
     def _split(self, node: int, at: int) -> int:
         """Cut a node after ``at`` entries in the tree, in every row and in every policy."""
         held = [self.held(tier, node) for tier in self._tiers]
         head = self.tree.split(node, at)
-        self._cover(head)
         for have in self._have:
             have[head], have[node] = min(have[node], at), max(0, have[node] - at)
         pins = self._pins.pop(node, {})
@@ -242,25 +238,39 @@ class Departures(Residency):
             return True
         return not any(self._kids[other][node] for other in others)
 
-    def _drop_all(self, tier: int, node: int, gone: Evicted) -> None:
-        """Do what ``_drop`` does where a whole run vanishes and there is one row: the usual case."""
-        tree, policy, have = self.tree, self._policies[tier], self._have[0]
-        assert policy is not None
-        entry, held, above = tree.entry[node], have[node], tree.parent[node]
-        # Not copied: an entry that has left is written when it is given to somebody else.
-        slots, names = self._slots[0][entry : entry + held], tree.remove(node)
-        if self._may_have_holes(0):
-            names = chosen_names(names, slots != ABSENT, tree.width)
-            slots = slots[slots != ABSENT]
-        gone.slots.append(slots)
-        gone.names.append((0, names))
-        gone.count += len(slots)
-        have[node] = 0
-        self._kids[tier][above] -= 1
-        policy.removed(node)
-        if above != ROOT:
-            self._prune(above)
-            self._review(tier, above)
+    def _drop_runs(
+        self, tier: int, policy: EvictionPolicy, wanted: int, run_limit: int, gone: Evicted
+    ) -> None:
+        """Do what ``evict`` does in the usual case: one row without holes, and whole runs that vanish.
+
+        Everything a run costs is here and in what this calls, as a long prompt takes the place of hundreds.
+        """
+        tree, pins, row, have = self.tree, self._pins, self._slots[0], self._have[0]
+        entries, parents, kids, held_kids = tree.entry, tree.parent, tree.kids, self._kids[tier]
+        slots, names = gone.slots, gone.names
+        count = run_count = 0
+        while count < wanted and run_count < run_limit and (named := policy.victim()) is not None:
+            run_count += 1
+            node, most = named
+            held = have[node]
+            if held > wanted - count or held > most or kids[node] or node in pins:
+                gone.count = count
+                keep = max(held - min(wanted - count, most), self._pinned(node))
+                self._drop(tier, node, keep, gone)
+                count = gone.count
+                continue
+            entry, above = entries[node], parents[node]
+            # Not copied: an entry that has left is written when it is given to somebody else.
+            slots.append(row[entry : entry + held])
+            names.append((0, tree.remove(node)))
+            count += held
+            have[node] = 0
+            held_kids[above] -= 1
+            policy.removed(node)
+            if above != ROOT:
+                self._prune(above)
+                self._review(tier, above)
+        gone.count, gone.run_count = count, run_count
 
     def _drop(self, tier: int, node: int, keep: int, gone: Evicted) -> None:
         """Take what a tier holds of a node from entry ``keep`` on."""

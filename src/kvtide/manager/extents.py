@@ -108,12 +108,17 @@ class ExtentAllocator:
         if len(numbers) == 1:
             self.free(int(numbers[0]), 1)
         elif len(numbers):
-            ordered = np.sort(numbers)
-            ends = np.flatnonzero(np.diff(ordered) != 1)
-            starts = np.concatenate(([0], ends + 1))
-            counts = np.diff(np.concatenate((starts, [len(ordered)])))
-            for start, count in zip(ordered[starts].tolist(), counts.tolist(), strict=True):
-                self.free(start, count)
+            # They come in pieces as a rule: these are put in order, not each number.
+            breaks = np.flatnonzero(numbers[1:] != numbers[:-1] + 1) + 1
+            starts = numbers[np.concatenate(([0], breaks))]
+            ends = numbers[np.concatenate((breaks, [len(numbers)])) - 1] + 1
+            order = np.argsort(starts)
+            starts, ends = starts[order], ends[order]
+            apart = np.flatnonzero(starts[1:] != ends[:-1])
+            starts = starts[np.concatenate(([0], apart + 1))].tolist()
+            ends = ends[np.concatenate((apart, [len(ends) - 1]))].tolist()
+            for start, end in zip(starts, ends, strict=True):
+                self.free(start, end - start)
 
     def clear(self, taken: np.ndarray) -> None:
         """Begin anew: everything is free but ``taken``, distinct numbers in any order."""

@@ -16,6 +16,7 @@ from kvtide.jobs import CPULoadStoreSpec, Discard, Ids, PartFate, ReqContext, Ti
 from kvtide.keys import ChunkRun
 from kvtide.manager.cpu import HOST, CPUOffloadingManager
 from kvtide.manager.lower import Demotion, LowerTier
+from kvtide.manager.room import NOBODY
 
 PRIVATE_PROMPTS = 1 << 16
 """Prompts that are known to stay out of tiers; beyond that, names of those host memory has forgotten go."""
@@ -26,6 +27,10 @@ SAVED_AHEAD = 8
 VICTIMS_PER_STEP = 64
 POSITIONS_PER_STEP = 8192
 """Of so many victims one step looks at the prompts, and at so much of them: about two milliseconds."""
+
+
+ON_ITS_WAY_OUT = ReqContext("", visit=NOBODY)
+"""For whom victims are written on: who used them last is not known any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +107,7 @@ class Ladder:
                 first, last = start - run.start, stop - run.start
                 told = None if content is None else content.part(len(run), first, last)
                 part = run.between(start, stop)
-                taken = self._begin(writes, tier, part, slots[first:last], ctx.visit, told)
+                taken = self._begin(writes, tier, part, slots[first:last], ctx, told)
             self._skipped = self._skipped or taken < stop - start
         return writes
 
@@ -123,7 +128,7 @@ class Ladder:
         writes: list[PreparedWrite] = []
         for tier in self.tiers:
             if tier.plan.demotion is demotion and tier.takes_writes:
-                self._write_ready(writes, tier, run, ctx.visit, keep=False)
+                self._write_ready(writes, tier, run, ctx, keep=False)
         return writes
 
     def save_victims(self) -> list[PreparedWrite]:
@@ -149,7 +154,7 @@ class Ladder:
                 left -= len(keys)
                 for run in self._runs_along(keys) if keys[0] not in self._private else ():
                     for tier in lacking:
-                        self._write_ready(writes, tier, run, -1, keep=True)
+                        self._write_ready(writes, tier, run, ON_ITS_WAY_OUT, keep=True)
             policy.withdraw(node)
             passed.append(node)
         for node in passed:
@@ -257,7 +262,7 @@ class Ladder:
         return tier.lacking(run.between(0, run.stop) if looks_back else run)
 
     def _write_ready(
-        self, writes: list[PreparedWrite], tier: LowerTier, run: ChunkRun, visit: int, keep: bool
+        self, writes: list[PreparedWrite], tier: LowerTier, run: ChunkRun, ctx: ReqContext, keep: bool
     ) -> None:
         """Begin to write what is ready in host memory of a run, and a tier lacks."""
         group, catalog = self.host.groups[run.group_index], self.host.catalog
@@ -272,7 +277,7 @@ class Ladder:
             count = len(slots) if ready.all() else int(ready.argmin())
             if count:
                 part = rest.between(start, start + count)
-                self._begin(writes, tier, part, ids(slots[:count].tolist()), visit, None, keep)
+                self._begin(writes, tier, part, ids(slots[:count].tolist()), ctx, None, keep)
             if group.window is None:
                 return
             rest = rest.between(min(start + count + 1, rest.stop), rest.stop)
@@ -283,12 +288,12 @@ class Ladder:
         tier: LowerTier,
         run: ChunkRun,
         slots: Ids,
-        visit: int,
+        ctx: ReqContext,
         content: ChunkContent | None,
         keep: bool = False,
     ) -> int:
         """Begin to write neighbouring chunks; says how many there was room for."""
-        written, places = tier.begin_write(run, visit, content)
+        written, places = tier.begin_write(run, ctx, content)
         if not written:
             return 0
         slots = slots[: len(written)]

@@ -11,19 +11,17 @@ from enum import Enum
 import numpy as np
 
 from kvtide.events import ChunkContent, OffloadingEvent
-from kvtide.jobs import Ids, TierReport, ids
+from kvtide.jobs import Ids, ReqContext, TierReport, ids
 from kvtide.keys import ChunkRun, Medium, OffloadKey, PackedKeys
 from kvtide.manager.arrivals import Arrivals
 from kvtide.manager.catalog import Catalog, CatalogGroup, Evicted
+from kvtide.manager.discards import Discards
 from kvtide.manager.pending import PendingStore
+from kvtide.manager.room import ROOM_WANTED, Arriving, Newcomer, judged_as, make_room
 from kvtide.metrics import MetricsDelta
 
 RUNS_PER_STEP = 256
 """Runs that leave the tier in one step at most: about a millisecond."""
-
-ROOM_WANTED = 40
-"""One byte in so many is freed ahead, so that the ranks have forgotten before they are to write."""
-
 
 MOST_RESERVED = 1 << 22
 """Chunks for which the catalog has a place from the start; beyond that it grows, which copies it."""
@@ -102,10 +100,9 @@ class LowerTier:
         self._record_bytes = (0,) * len(groups)
         self._capacity_bytes = 0
         self._ticket = 0
-        self._decided: set[OffloadKey] | None = None  # since ranks began to tell of an earlier life
         self._open_bytes = 0
         self._runs_left = RUNS_PER_STEP
-        self._discards: list[OffloadKey] = []
+        self._discards = Discards()
         self.serves = self.takes_writes = False
         self.chunk_read_s = 0.0
         self.events: list[OffloadingEvent] = []
@@ -165,12 +162,14 @@ class LowerTier:
         start, stop, _ = self._arrivals.absent(run)
         return start, stop
 
-    def begin_write(self, run: ChunkRun, visit: int, content: ChunkContent | None) -> tuple[ChunkRun, Ids]:
+    def begin_write(
+        self, run: ChunkRun, ctx: ReqContext, content: ChunkContent | None
+    ) -> tuple[ChunkRun, Ids]:
         """Take room for chunks that are about to be written; others leave for them.
 
         Args:
             run: Chunks that it lacks; their parent is there or on its way.
-            visit: Who used them.
+            ctx: Who used them.
             content: For the event.
 
         Returns:
@@ -184,7 +183,7 @@ class LowerTier:
         whole = len(run)
         run = run.between(run.start, run.start + most)
         pin = self._pin_above(run)
-        worth = self._make_room(run, visit)
+        worth = self._make_room(run, ctx)
         self._note_skipped(len(run) - worth, "bypassed")
         room = min(worth, self._room_for(run.group_index))
         self._note_skipped(worth - room, "full")
@@ -194,14 +193,15 @@ class LowerTier:
             return run, ids(())
         # The engine may take back the end of a prompt; its names are needed until the write has ended.
         run, places = run.frozen(), self._numbers(len(run))
-        if self._decided is not None:
-            self._decided.update(run)
+        self._discards.decide(run)
         parent = self._parent_of(run)
         if parent is not None:
             self._catalog.unpin(pin)
         if content is not None:
             content = content.part(whole, 0, len(run))
-        store = PendingStore(run, places, visit, parent, None if parent is not None else pin, content=content)
+        store = PendingStore(
+            run, places, ctx.visit, parent, None if parent is not None else pin, content=content
+        )
         self._arrivals.pending.add(store)
         self._counts[run.group_index] += len(run)
         self._open_bytes += cost * len(run)
@@ -224,12 +224,12 @@ class LowerTier:
             self._discard(chunk)
             if self._with_events:
                 self.events.append(OffloadingEvent(tuple(chunk), Medium.STORAGE, removed=True))
-        elif self._decided is not None and self._lacking_of(chunk):
+        elif self._discards.is_watching and self._lacking_of(chunk):
             self._discard(chunk)  # whatever ranks tell of it still
 
     def note_decisions(self, wanted: bool) -> None:
         """Begin, or end, to remember what is written and forgotten, while ranks tell of an earlier life."""
-        self._decided = set() if wanted else None
+        self._discards.watch(wanted)
 
     def found(self, run: ChunkRun, visit: int) -> int:
         """Take in chunks from an earlier life, whose parent is known; what is in the books stays as it is.
@@ -243,7 +243,7 @@ class LowerTier:
             start, stop, before = self._arrivals.absent(rest)
             if start == stop:
                 break
-            end = start if start < run.start else self._undecided(run, start, stop)
+            end = start if start < run.start else self._discards.first_decided(run, start, stop)
             if end > start:
                 self._take_in(run.between(start, end), visit, before if looks_back else None)
                 count += end - start
@@ -258,14 +258,11 @@ class LowerTier:
 
     def forget_found(self, keys: Sequence[OffloadKey]) -> None:
         """Have the ranks forget what they told of, where nobody has decided on it since."""
-        if self._decided:
-            keys = [key for key in keys if key not in self._decided]
-        self._discard(keys)
+        self._discard(self._discards.undecided(keys))
 
     def take_discards(self) -> tuple[OffloadKey, ...]:
         """Hand out what the ranks are to forget."""
-        discards, self._discards = tuple(self._discards), []
-        return discards
+        return self._discards.take()
 
     def keep_room(self) -> None:
         """Free a little ahead of need; called once a step."""
@@ -290,7 +287,7 @@ class LowerTier:
         for store in self._arrivals.pending:
             pending[store.run.group_index] += len(store.run)
         self._counts = pending
-        self._discards = []
+        self._discards.clear()
         self._catalog.mask(self.index, self.serves)
 
     def check_invariants(self, idle: bool) -> None:
@@ -320,32 +317,24 @@ class LowerTier:
             return None
         return self._arrivals.absent(before)[2]
 
-    def _make_room(self, run: ChunkRun, visit: int) -> int:
-        """Let others go for a run, as long as it is worth more; say how many of its chunks are.
+    def _make_room(self, run: ChunkRun, ctx: ReqContext) -> int:
+        """Let others go for a run: see ``make_room``; say how many of its chunks are worth that."""
+        cost, stride = self._record_bytes[run.group_index], self._strides[run.group_index]
+        if not cost:
+            return len(run)
+        arriving = Arriving(self.index, judged_as(ctx), run.start * stride, stride, cost)
+        spare_bytes = self._capacity_bytes - self._capacity_bytes // ROOM_WANTED - self.used_bytes
+        return make_room(self._catalog, arriving, len(run), spare_bytes, self._evict_until)
 
-        What keeps the last bytes of a nearly full tier free is that others leave ahead: for them, too.
-        """
-        cost, count = self._record_bytes[run.group_index], len(run)
-        stride = self._strides[run.group_index]
-        begin = run.start * stride
-        room = self._capacity_bytes - self._capacity_bytes // ROOM_WANTED - self.used_bytes
-        while cost and count:
-            spare = max(0, room) // cost * stride
-            worth = self._catalog.worth(self.index, visit, begin, begin + count * stride, spare)
-            count = (worth - begin) // stride
-            newcomer = self._catalog.newcomer(self.index, visit, begin, worth)
-            gone = self._evict(self.used_bytes + cost * count - self._capacity_bytes, newcomer)
-            if not gone:
-                break
-            room = max(0, room) + gone
-        return count
+    def _evict_until(self, free_bytes: int, newcomer: Newcomer | None) -> int:
+        return self._evict(self.used_bytes + free_bytes - self._capacity_bytes, newcomer)
 
     def _room_for(self, group_index: int) -> int:
         """How many more chunks of a group there is a place for."""
         cost = self._record_bytes[group_index]
         return max(0, self._capacity_bytes - self.used_bytes) // cost if cost else MOST_RESERVED
 
-    def _evict(self, wanted_bytes: int, newcomer: tuple[int, int] | None = None) -> int:
+    def _evict(self, wanted_bytes: int, newcomer: Newcomer | None = None) -> int:
         """Let chunks go; say how many bytes they had."""
         before = self.used_bytes
         if not any(self._record_bytes):
@@ -400,14 +389,6 @@ class LowerTier:
         """What the catalog keeps beside a chunk that was found: of a private tier, nothing of interest."""
         return 0
 
-    def _undecided(self, run: ChunkRun, start: int, stop: int) -> int:
-        """Find the first of some chunks on which somebody has decided since ranks began to tell."""
-        if self._decided:
-            for at in range(start, stop):
-                if run.between(at, at + 1)[0] in self._decided:
-                    return at
-        return stop
-
     def _lacking_of(self, run: ChunkRun) -> list[int]:
         """List the chunks of a run that it has not got and is not getting."""
         found: list[int] = []
@@ -421,9 +402,7 @@ class LowerTier:
         return found
 
     def _discard(self, keys: Sequence[OffloadKey]) -> None:
-        self._discards += keys
-        if self._decided is not None:
-            self._decided.update(keys)
+        self._discards.add(keys)
 
     def _numbers(self, count: int) -> Ids:
         """Number chunks that are on their way."""

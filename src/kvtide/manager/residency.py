@@ -7,7 +7,6 @@ have holes and are asked slot by slot. Knows no pins, no uses and no policy.
 Positions count chunks of the finest group from the beginning of the prompt.
 """
 
-from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -55,7 +54,7 @@ class Residency:
         self._groups = tuple(groups)
         self._tiers = range(tier_count)
         self._slots = [np.empty(0, dtype=np.int32) for _ in range(len(groups) * tier_count)]
-        self._have = [array("i", [0]) for _ in self._slots]
+        self._have = [self.tree.columns.ints() for _ in self._slots]
         self._reach = [self._have[tier * len(groups) :][: len(groups)] for tier in self._tiers]
         self._serving = tuple(self._tiers)
 

@@ -6,14 +6,13 @@ does not know who asks.
 """
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import numpy as np
 
 from kvtide.keys import ChunkRun, OffloadKey
-from kvtide.manager.catalog import Catalog, CatalogGroup
-from kvtide.manager.lower import TICKETS, LowerTier, TierPlan
+from kvtide.manager.lower import TICKETS, LowerTier
 from kvtide.manager.pending import PendingStore
-from kvtide.metrics import MetricsDelta
 
 CONFIRMED_FOR_S = 30
 """After which a chunk is asked for again before it is read: stores expire and evict."""
@@ -39,18 +38,10 @@ class SharedTierBooks(LowerTier):
 
     now_s = 0
 
-    def __init__(
-        self,
-        index: int,
-        plan: TierPlan,
-        catalog: Catalog,
-        groups: Sequence[CatalogGroup],
-        rank_count: int,
-        metrics: MetricsDelta,
-        with_events: bool = False,
-    ) -> None:
-        super().__init__(index, plan, catalog, groups, rank_count, metrics, with_events)
-        self._refuted: dict[OffloadKey, int] = {}
+    @cached_property
+    def _refuted(self) -> dict[OffloadKey, int]:
+        """When a read did not find a chunk, in seconds as ``now_s``; the longest ago comes first."""
+        return {}
 
     def lose(self, run: ChunkRun, chunk_index: int) -> None:
         """Note that a read did not find a chunk, whatever anybody says."""

@@ -6,8 +6,8 @@ chunk. Knows numbers; does not know chunks.
 
 import numpy as np
 
-from kvtide.jobs import Ids
-from kvtide.manager.extents import Extent, ExtentAllocator
+from kvtide.jobs import Ids, ids
+from kvtide.manager.extents import ExtentAllocator
 
 SLOTS_BEHIND_A_RUN = 32
 """Slots kept behind a run that grows: a session that decodes stores one chunk at a time."""
@@ -48,9 +48,12 @@ class Slots:
             self._readers = np.concatenate((self._readers, np.zeros(missing, dtype=np.int32)))
             self._unowned = np.concatenate((self._unowned, np.zeros(missing, dtype=bool)))
 
-    def allocate(self, count: int, after: int | None) -> list[Extent]:
+    def allocate(self, count: int, after: int | None) -> Ids:
         """Take free slots, neighbours of slot ``after`` where that can be; there are as many."""
-        return self._free.allocate(count, after)
+        extents = self._free.allocate(count, after)
+        if len(extents) == 1 and extents[0][1] == 1:
+            return ids((extents[0][0],))
+        return packed(np.concatenate([np.arange(at, at + count, dtype=np.int32) for at, count in extents]))
 
     def hold(self, slots: Ids) -> None:
         """Let nobody else have slots while a copy reads them."""
@@ -104,3 +107,10 @@ class Slots:
         unowned = set(np.flatnonzero(self._unowned).tolist())
         assert len(unowned) == self._unowned_count, f"{unowned} are nobody's, {self._unowned_count} counted"
         assert unowned <= read - owned, f"slots {unowned} are nobody's and yet somebody's"
+
+
+def packed(numbers: np.ndarray) -> Ids:
+    """Pack ``int32[n]``."""
+    found = ids(())
+    found.frombytes(numbers.tobytes())
+    return found

@@ -7,10 +7,10 @@ hash agree on all of it. Does not know what is resident, pinned or recent.
 """
 
 import mmap
-from array import array
 from collections.abc import Sequence
 
-from kvtide.manager.extents import Extent, ExtentAllocator
+from kvtide.manager.extents import ExtentAllocator
+from kvtide.policies.columns import Columns
 
 ROOT = 0
 """The empty prefix. Also "no node", where a node is asked for."""
@@ -34,18 +34,21 @@ class PrefixTree:
         count: Per node, its entries.
         entry: Per node, its first entry; the others follow it.
         kids: Per node, how many nodes hang at its end.
+        columns: All these; what others keep per node grows with them.
     """
 
     def __init__(self) -> None:
-        self.parent = array("i", [ROOT])
-        self.start = array("i", [0])
-        self.count = array("i", [0])
-        self.entry = array("i", [0])
-        self.kids = array("i", [0])
+        self.columns = columns = Columns()
+        self.parent, self.start, self.count = columns.ints(), columns.ints(), columns.ints()
+        self.entry, self.kids = columns.ints(), columns.ints()
+        columns.cover(ROOT)
+        self._made = ROOT  # the highest number that was given to a node
         self._unused: list[int] = []
         self._first: list[dict[bytes, int]] = [{} for _ in range(_SHARDS)]
         self._entries = ExtentAllocator(_GROWTH_RESERVE, _GROWING_SHARE)
-        self._loose: list[Extent] = []  # entries that were cut: joined before they are given back
+        self._loose: dict[
+            int, int
+        ] = {}  # extents of entries that were cut: joined before they are given back
         self._loose_count = 0
         self._arena: mmap.mmap | None = None
         self._planned = _FIRST_ENTRIES
@@ -68,7 +71,7 @@ class PrefixTree:
     @property
     def node_count(self) -> int:
         """Nodes in use, the root left out."""
-        return len(self.parent) - 1 - len(self._unused)
+        return self._made - len(self._unused)
 
     # -- reading --------------------------------------------------------------------------------
 
@@ -186,18 +189,18 @@ class PrefixTree:
             return
         first, count = self.entry[node], self.count[node]
         self.count[node] = keep
-        self._loose.append((first + keep, count - keep))
+        self._loose[first + keep] = count - keep
         self._loose_count += count - keep
 
     def remove(self, node: int) -> bytes:
         """Drop a node without children; give back the hashes of its entries, one after another."""
-        count = self.count[node]
-        names = self.hashes(node, 0, count)
-        key = names[: self.width]
+        count, entry, width = self.count[node], self.entry[node], self.width
+        names = self._arena[entry * width : (entry + count) * width]  # type: ignore[index]
+        key = names[:width]
         del self._first[key[0]][key]
         self.kids[self.parent[node]] -= 1
         self._unused.append(node)
-        self._loose.append((self.entry[node], count))
+        self._loose[entry] = count
         self._loose_count += count
         self.count[node] = 0
         return names
@@ -223,7 +226,7 @@ class PrefixTree:
         assert len(nodes) == len(set(nodes)) == self.node_count, f"{len(nodes)} keys, {self.node_count} nodes"
         entries = sum(self.count[node] for node in nodes)
         assert entries == self.entry_count, f"nodes have {entries} entries, {self.entry_count} are in use"
-        kids = [0] * len(self.parent)
+        kids = [0] * (self._made + 1)
         for node in nodes:
             above = self.parent[node]
             kids[above] += 1
@@ -245,21 +248,15 @@ class PrefixTree:
         self.kids[parent] += 1
         if self._unused:
             node = self._unused.pop()
-            self.parent[node], self.start[node] = parent, start
-            self.count[node], self.entry[node], self.kids[node] = count, entry, 0
-            return node
-        for field, value in (
-            (self.parent, parent),
-            (self.start, start),
-            (self.count, count),
-            (self.entry, entry),
-            (self.kids, 0),
-        ):
-            field.append(value)
-        return len(self.parent) - 1
+        else:
+            self._made = node = self._made + 1
+            self.columns.cover(node)
+        self.parent[node], self.start[node] = parent, start
+        self.count[node], self.entry[node], self.kids[node] = count, entry, 0
+        return node
 
     def _write(self, first: int, keys: Sequence[bytes], begin: int, count: int) -> None:
-        blob = keys[begin] if count == 1 else b"".join(keys[begin : begin + count])
+        blob = b"".join(keys if count == len(keys) else keys[begin : begin + count])
         if len(blob) != count * self.width:
             raise ValueError(f"block hashes of {self.width} bytes are expected throughout")
         self._arena[first * self.width : first * self.width + len(blob)] = blob  # type: ignore[index]
@@ -267,15 +264,16 @@ class PrefixTree:
     def _give_back(self) -> None:
         """Free what was cut: runs that leave together often lie together."""
         start = end = 0
-        for first, count in sorted(self._loose):
+        loose = self._loose
+        for first in sorted(loose):
             if first != end:
                 if end > start:
                     self._entries.free(start, end - start)
                 start = first
-            end = first + count
+            end = first + loose[first]
         if end > start:
             self._entries.free(start, end - start)
-        self._loose, self._loose_count = [], 0
+        self._loose, self._loose_count = {}, 0
 
     def _make_room(self, wanted: int) -> None:
         """Add entries while they are needed, or to get one extent; but not for ever: crumbs are used too."""

@@ -5,7 +5,6 @@ would bring are compared with. Learning is in ``adaptive_memory`` and ``adaptive
 ``adaptive_candidates``; ``adaptive_guard`` says when recency is better. Without ``visited`` it is LRU.
 """
 
-from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -67,8 +66,8 @@ class AdaptivePolicy:
     def clear(self) -> None:
         self._density = HitDensity()
         self._candidates = Candidates(self._density, self._seed)
-        self._seen = bytearray(1)
-        self._visitors = array("q", [0])
+        self._seen = self._candidates.columns.ints("B")
+        self._visitors = self._candidates.columns.ints("q")
         self._visits: dict[int, _Visit] = {}
         self._sampled, self._ends = Memory(), Memory()
         self._limit = MARK_LIMIT  # marks below are sampled
@@ -95,7 +94,7 @@ class AdaptivePolicy:
     # -- runs -----------------------------------------------------------------------------------
 
     def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
-        self._cover(run)
+        self._candidates.columns.cover(run)
         self._candidates.withdraw(run)
         told = self._visits.get(visit, _UNTOLD)
         seen = _seen_at(told, depth)
@@ -118,7 +117,7 @@ class AdaptivePolicy:
         self._candidates.use(run, class_of(seen, told.path))
 
     def split(self, run: int, head: int, head_count: int) -> None:
-        self._cover(head)
+        self._candidates.columns.cover(head)
         self._candidates.withdraw(head)
         self._visitors[head], self._seen[head] = self._visitors[run], self._seen[run]
         self._candidates.copy(head, run)
@@ -191,13 +190,6 @@ class AdaptivePolicy:
         return lowest is not None and value < lowest[0]
 
     # -- inside ---------------------------------------------------------------------------------
-
-    def _cover(self, run: int) -> None:
-        self._candidates.cover(run)
-        missing = run + 1 - len(self._visitors)
-        if missing > 0:
-            self._seen.extend(bytes(missing))
-            self._visitors.extend([0] * missing)
 
     @property
     def _most_remembered(self) -> int:

@@ -10,6 +10,7 @@ from bisect import insort
 import numpy as np
 
 from kvtide.policies.adaptive_density import HitDensity
+from kvtide.policies.columns import Columns
 
 SAMPLE_RUNS = 512
 KEPT_RUNS = 8
@@ -31,6 +32,7 @@ class Candidates:
     Attributes:
         now_s: Now.
         by_recency: Rank by the last use alone.
+        columns: A value per run; whoever names a run covers it there first.
     """
 
     def __init__(self, density: HitDensity, seed: int) -> None:
@@ -38,22 +40,14 @@ class Candidates:
         self._state = seed & _WORD or 1
         self.now_s = 0.0
         self.by_recency = False
-        self.classes = array("H", [0])
-        self.times_s = array("d", [0.0])
-        self.uses = array("q", [0])
-        self._places = array("i", [0])  # in the list of those that may leave, from 1
+        self.columns = Columns()
+        self.classes = self.columns.ints("H")
+        self.times_s = self.columns.floats()
+        self.uses = self.columns.ints("q")
+        self._places = self.columns.ints()  # in the list of those that may leave, from 1
         self._leaving = array("i")
         self._use_count = 0
         self._lowest: list[Ranked] = []  # the lowest of the last sample, the next one at its end
-
-    def cover(self, run: int) -> None:
-        """Have a place for ``run``."""
-        missing = run + 1 - len(self._places)
-        if missing > 0:
-            self.classes.extend([0] * missing)
-            self.times_s.extend([0.0] * missing)
-            self.uses.extend([0] * missing)
-            self._places.extend([0] * missing)
 
     def use(self, run: int, class_index: int) -> None:
         """Note a use of a run, and its class from now on."""
@@ -112,7 +106,7 @@ class Candidates:
 
     def _draw(self) -> None:
         """Rank a sample; all, where there are few."""
-        runs = np.array(self._leaving, dtype=np.int32)
+        runs = np.frombuffer(self._leaving, dtype=np.int32)
         if len(runs) > SAMPLE_RUNS:
             # One of each stretch of the list: it is in no order.
             at = (np.arange(SAMPLE_RUNS) * len(runs)) // SAMPLE_RUNS + self._lot(len(runs))

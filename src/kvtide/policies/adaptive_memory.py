@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kvtide.policies.columns import Columns
 from kvtide.policies.recency import Links, RecencyList
 
 _SPREAD = np.uint64(0x9E3779B97F4A7C14)
@@ -66,7 +67,8 @@ class Memory:
         self._slots: dict[int, int] = {}
         self._marks, self._classes = array("Q", [0]), array("H", [0])
         self._times_s, self._seen, self._missed = array("d", [0.0]), array("B", [0]), array("q", [0])
-        self._links = Links()
+        self._columns = Columns()
+        self._links = Links(self._columns)
         self._order = RecencyList(self._links)
         self._unused: list[int] = []
         self._cursor = 0
@@ -147,6 +149,6 @@ class Memory:
             slot = len(self._marks)
             for field in (self._marks, self._classes, self._times_s, self._seen, self._missed):
                 field.append(0)
-            self._links.cover(slot)
+            self._columns.cover(slot)
         self._links.offered[slot] = 1
         return slot

@@ -17,16 +17,15 @@ What a prefix cache makes of it, here and nowhere else:
   |T1| = p) does not apply: a tie takes from T2.
 """
 
-from array import array
-
-from kvtide.policies.recency import Links, RecencyList
+from kvtide.policies.listed import ListedRuns
 
 _T1, _T2, _B1, _B2 = 1, 2, 3, 4
 
 
-class ARCPolicy:
+class ARCPolicy(ListedRuns):
     """ARC over runs, in constant time a use, a victim and a name that is forgotten."""
 
+    list_count = 5
     remembers = True
 
     def __init__(self) -> None:
@@ -34,11 +33,7 @@ class ARCPolicy:
         self.clear()
 
     def clear(self) -> None:
-        self._links = Links()
-        self._lists = [RecencyList(self._links) for _ in range(5)]
-        self._where = bytearray()
-        self._counts = array("i")
-        self._visitors = array("q")
+        super().clear()
         self._recalled: set[int] = set()
         self._target = 0
 
@@ -58,23 +53,16 @@ class ARCPolicy:
         self._target = min(self._target, capacity)
 
     def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
-        self._cover(run)
+        self._columns.cover(run)
         if self._where[run] in (_B1, _B2):
             self._recalled.discard(run)
             self._move(run, _T2)
         else:
-            self._where[run], self._counts[run] = _T1, count
-            self._links.offered[run] = 0
-            self._lists[_T1].push(run)
-            self._lists[_T1].size += count
+            self._put(run, count, _T1)
         self._visitors[run] = visit
 
     def joins(self, run: int, visit: int) -> bool:
         return self._where[run] == _T1 and self._visitors[run] == visit
-
-    def grown(self, run: int, count: int) -> None:
-        self._counts[run] += count
-        self._lists[self._where[run]].size += count
 
     def touched(self, run: int, visit: int) -> None:
         if self._where[run] == _T1 and self._visitors[run] != visit:
@@ -84,22 +72,9 @@ class ARCPolicy:
         self._visitors[run] = visit
 
     def split(self, run: int, head: int, head_count: int) -> None:
-        self._cover(head)
-        self._where[head], self._counts[head] = self._where[run], head_count
-        self._visitors[head] = self._visitors[run]
-        self._counts[run] -= head_count
+        super().split(run, head, head_count)
         if run in self._recalled:
             self._recalled.add(head)
-        self._links.offered[head] = 0
-        self._lists[self._where[run]].split(run, head)
-
-    def offer(self, run: int) -> None:
-        if not self._links.offered[run]:
-            self._links.offered[run] = 1
-            self._lists[self._where[run]].offered(run)
-
-    def withdraw(self, run: int) -> None:
-        self._links.offered[run] = 0
 
     def victim(self) -> tuple[int, int] | None:
         recent, frequent = self._lists[_T1], self._lists[_T2]
@@ -110,16 +85,9 @@ class ARCPolicy:
             run = recent.oldest()
         return None if run is None else (run, self._counts[run])
 
-    def shrunk(self, run: int, count: int) -> None:
-        self._counts[run] -= count
-        self._lists[self._where[run]].size -= count
-
     def removed(self, run: int) -> None:
-        runs = self._lists[self._where[run]]
-        runs.discard(run)
-        runs.size -= self._counts[run]
+        super().removed(run)
         self._recalled.discard(run)
-        self._where[run] = self._links.offered[run] = 0
 
     def remember(self, run: int) -> bool:
         self._move(run, _B1 if self._where[run] == _T1 else _B2)
@@ -152,19 +120,3 @@ class ARCPolicy:
         else:
             step = max(1, b1 // b2)
             self._target = max(0, self._target - step * self._counts[run])
-
-    def _move(self, run: int, to: int) -> None:
-        here, count = self._lists[self._where[run]], self._counts[run]
-        here.discard(run)
-        here.size -= count
-        self._where[run] = to
-        self._lists[to].push(run)
-        self._lists[to].size += count
-
-    def _cover(self, run: int) -> None:
-        self._links.cover(run)
-        missing = run + 1 - len(self._where)
-        if missing > 0:
-            self._where.extend(bytes(missing))
-            self._counts.extend([0] * missing)
-            self._visitors.extend([0] * missing)

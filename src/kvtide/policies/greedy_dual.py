@@ -10,9 +10,9 @@ stay are in no queue. A request counts once, however often it comes back to a pr
 each time it is a use from the floor of that moment.
 """
 
-from array import array
 from heapq import heapify, heappop, heappush, heapreplace
 
+from kvtide.policies.columns import Columns
 from kvtide.policies.lru import ALL
 from kvtide.policies.recency import SCAN_LIMIT
 
@@ -34,13 +34,12 @@ class GreedyDual:
     def clear(self) -> None:
         self._floor = 0
         self._touches = 0
-        self._offered = bytearray()
-        self._counts = array("i")
-        self._depths = array("i")
-        self._uses = array("i")
-        self._visitors = array("q")
-        self._floors = array("q")  # when it was last used
-        self._stamps = array("q")
+        self._columns = columns = Columns()
+        self._offered = columns.ints("B")
+        self._counts, self._depths, self._uses = columns.ints(), columns.ints(), columns.ints()
+        self._visitors = columns.ints("q")
+        self._floors = columns.ints("q")  # when it was last used
+        self._stamps = columns.ints("q")
         # A heap in which each run that may leave has one entry that counts, no higher than its key.
         self._heap: list[Entry] = []
         self._queued: dict[int, Entry] = {}
@@ -53,7 +52,7 @@ class GreedyDual:
         """Keys know no capacity."""
 
     def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
-        self._cover(run)
+        self._columns.cover(run)
         self._offered[run] = 0
         self._counts[run], self._depths[run] = count, depth
         self._uses[run], self._visitors[run] = 1, visit
@@ -72,7 +71,7 @@ class GreedyDual:
         self._refresh(run)
 
     def split(self, run: int, head: int, head_count: int) -> None:
-        self._cover(head)
+        self._columns.cover(head)
         self._offered[head] = 0
         self._counts[head], self._depths[head] = head_count, self._depths[run]
         self._counts[run] -= head_count
@@ -148,12 +147,3 @@ class GreedyDual:
         if len(self._heap) > 2 * len(self._queued) + 64:
             self._heap = list(self._queued.values())
             heapify(self._heap)
-
-    def _cover(self, run: int) -> None:
-        missing = run + 1 - len(self._offered)
-        if missing > 0:
-            self._offered.extend(bytes(missing))
-            for states in (self._counts, self._depths, self._uses):
-                states.extend([0] * missing)
-            for times in (self._visitors, self._floors, self._stamps):
-                times.extend([0] * missing)

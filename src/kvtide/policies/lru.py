@@ -1,5 +1,6 @@
 """Least recently used: the run whose last use is longest ago leaves first."""
 
+from kvtide.policies.columns import Columns
 from kvtide.policies.recency import Links, RecencyList
 
 ALL = 1 << 31
@@ -15,14 +16,15 @@ class LRUPolicy:
         self.clear()
 
     def clear(self) -> None:
-        self._links = Links()
+        self._columns = Columns()
+        self._links = Links(self._columns)
         self._runs = RecencyList(self._links)
 
     def resize(self, capacity: int) -> None:
         """Recency knows no capacity."""
 
     def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
-        self._links.cover(run)
+        self._columns.cover(run)
         self._links.offered[run] = 0
         self._runs.push(run)
 
@@ -36,7 +38,7 @@ class LRUPolicy:
         self._runs.use(run)
 
     def split(self, run: int, head: int, head_count: int) -> None:
-        self._links.cover(head)
+        self._columns.cover(head)
         self._links.offered[head] = 0
         self._runs.split(run, head)
 

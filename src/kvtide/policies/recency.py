@@ -1,7 +1,8 @@
 """Runs in the order of their last use, in flat arrays: what LRU and its descendants are made of."""
 
-from array import array
 from heapq import heappop, heappush
+
+from kvtide.policies.columns import Columns
 
 SCAN_LIMIT = 2048
 """Runs that may be passed over in one search: no call of the scheduler may take milliseconds."""
@@ -12,20 +13,16 @@ _NIL = 0  # the root of the tree is in no list
 
 
 class Links:
-    """Neighbours of each run, and whether it may leave; shared by lists that never hold the same run."""
+    """Neighbours of each run, and whether it may leave; shared by lists that never hold the same run.
 
-    def __init__(self) -> None:
-        self.newer = array("i")
-        self.older = array("i")
-        self.offered = bytearray()
+    Args:
+        columns: Where to keep them; whoever names a run covers it there first.
+    """
 
-    def cover(self, run: int) -> None:
-        """Have a place for ``run``."""
-        missing = run + 1 - len(self.offered)
-        if missing > 0:
-            self.newer.extend([_NIL] * missing)
-            self.older.extend([_NIL] * missing)
-            self.offered.extend(bytes(missing))
+    def __init__(self, columns: Columns) -> None:
+        self.newer = columns.ints()
+        self.older = columns.ints()
+        self.offered = columns.ints("B")
 
 
 class RecencyList:
@@ -103,9 +100,12 @@ class RecencyList:
 
     def oldest(self) -> int | None:
         """Name the least recently used run that may leave; None when there is none within reach."""
-        if self._ripe and (run := self.ripe()) is not None:
-            return run
-        offered = self._links.offered
+        offered, run = self._links.offered, self._oldest
+        if not self._ripe:
+            if run and offered[run]:
+                return run
+        elif (ripe := self.ripe()) is not None:
+            return ripe
         for _ in range(SCAN_LIMIT):
             run = self._oldest
             if not run:

@@ -17,9 +17,8 @@ What a prefix cache makes of it, here and nowhere else:
 * A name that is asked for is the last to be forgotten until it is back.
 """
 
-from array import array
-
-from kvtide.policies.recency import SCAN_LIMIT, Links, RecencyList
+from kvtide.policies.listed import ListedRuns
+from kvtide.policies.recency import SCAN_LIMIT
 
 SMALL_SHARE = 10
 """One chunk in so many is S's."""
@@ -33,9 +32,10 @@ USES_TO_STAY = 2
 _S, _M, _G = 1, 2, 3
 
 
-class S3FIFOPolicy:
+class S3FIFOPolicy(ListedRuns):
     """S3-FIFO over runs, in amortised constant time."""
 
+    list_count = 4
     remembers = True
 
     def __init__(self) -> None:
@@ -43,18 +43,14 @@ class S3FIFOPolicy:
         self.clear()
 
     def clear(self) -> None:
-        self._links = Links()
-        self._queues = [RecencyList(self._links) for _ in range(4)]
-        self._where = bytearray()
-        self._uses = bytearray()
-        self._arriving = bytearray()  # nobody but the visitor has used it
-        self._counts = array("i")
-        self._visitors = array("q")
+        super().clear()
+        self._uses = self._columns.ints("B")
+        self._arriving = self._columns.ints("B")  # nobody but the visitor has used it
 
     @property
     def sizes(self) -> tuple[int, int, int]:
         """Chunks of S, M and G."""
-        small, main, ghosts = (one.size for one in self._queues[1:])
+        small, main, ghosts = (one.size for one in self._lists[1:])
         return small, main, ghosts
 
     def resize(self, capacity: int) -> None:
@@ -65,25 +61,18 @@ class S3FIFOPolicy:
         return max(1, self._capacity // SMALL_SHARE)
 
     def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
-        self._cover(run)
+        self._columns.cover(run)
         if self._where[run] == _G:
             self._move(run, _M)
         else:
-            self._where[run], self._counts[run] = _S, count
-            self._links.offered[run] = 0
-            self._queues[_S].push(run)
-            self._queues[_S].size += count
+            self._put(run, count, _S)
         self._uses[run], self._arriving[run], self._visitors[run] = 0, 1, visit
 
     def joins(self, run: int, visit: int) -> bool:
         return self._where[run] == _S and self._arriving[run] == 1 and self._visitors[run] == visit
 
-    def grown(self, run: int, count: int) -> None:
-        self._counts[run] += count
-        self._queues[self._where[run]].size += count
-
     def touched(self, run: int, visit: int) -> None:
-        queue = self._queues[self._where[run]]
+        queue = self._lists[self._where[run]]
         if visit <= self._visitors[run]:
             if self._arriving[run] and visit == self._visitors[run]:
                 queue.use(run)
@@ -94,25 +83,11 @@ class S3FIFOPolicy:
             self._rescue(run)
 
     def split(self, run: int, head: int, head_count: int) -> None:
-        self._cover(head)
-        for states in (self._where, self._uses, self._arriving):
-            states[head] = states[run]
-        self._visitors[head] = self._visitors[run]
-        self._counts[head] = head_count
-        self._counts[run] -= head_count
-        self._links.offered[head] = 0
-        self._queues[self._where[run]].split(run, head)
-
-    def offer(self, run: int) -> None:
-        if not self._links.offered[run]:
-            self._links.offered[run] = 1
-            self._queues[self._where[run]].offered(run)
-
-    def withdraw(self, run: int) -> None:
-        self._links.offered[run] = 0
+        super().split(run, head, head_count)
+        self._uses[head], self._arriving[head] = self._uses[run], self._arriving[run]
 
     def victim(self) -> tuple[int, int] | None:
-        small, main = self._queues[_S], self._queues[_M]
+        small, main = self._lists[_S], self._lists[_M]
         if small.size >= self._small_size:
             if (run := self._leaving(_S)) is not None:
                 return run, min(max(1, small.size - self._small_size + 1), self._counts[run])
@@ -126,16 +101,6 @@ class S3FIFOPolicy:
                 run = self._leaving(_M)
         return None if run is None else (run, self._counts[run])
 
-    def shrunk(self, run: int, count: int) -> None:
-        self._counts[run] -= count
-        self._queues[self._where[run]].size -= count
-
-    def removed(self, run: int) -> None:
-        queue = self._queues[self._where[run]]
-        queue.discard(run)
-        queue.size -= self._counts[run]
-        self._where[run] = self._links.offered[run] = 0
-
     def remember(self, run: int) -> bool:
         if self._where[run] == _M:
             self.removed(run)
@@ -145,20 +110,20 @@ class S3FIFOPolicy:
         return True
 
     def forgotten(self) -> tuple[int, int] | None:
-        ghosts = self._queues[_G]
+        ghosts = self._lists[_G]
         excess = ghosts.size - (self._capacity - self._small_size)
         if excess <= 0 or (run := ghosts.oldest()) is None:
             return None
         return run, min(excess, self._counts[run])
 
     def recalled(self, run: int) -> None:
-        self._queues[_G].use(run)
+        self._lists[_G].use(run)
 
     # -- inside ---------------------------------------------------------------------------------
 
     def _leaving(self, where: int) -> int | None:
         """Name who leaves S or M next; those that were used are moved on the way."""
-        queue, offered = self._queues[where], self._links.offered
+        queue, offered = self._lists[where], self._links.offered
         if (run := queue.ripe()) is not None:
             return run
         for _ in range(SCAN_LIMIT):
@@ -180,20 +145,3 @@ class S3FIFOPolicy:
         """Put a run that was used, and would leave, in front of M."""
         self._uses[run] = 0 if self._where[run] == _S else self._uses[run] - 1
         self._move(run, _M)
-
-    def _move(self, run: int, to: int) -> None:
-        here, count = self._queues[self._where[run]], self._counts[run]
-        here.discard(run)
-        here.size -= count
-        self._where[run] = to
-        self._queues[to].push(run)
-        self._queues[to].size += count
-
-    def _cover(self, run: int) -> None:
-        self._links.cover(run)
-        missing = run + 1 - len(self._where)
-        if missing > 0:
-            for states in (self._where, self._uses, self._arriving):
-                states.extend(bytes(missing))
-            self._counts.extend([0] * missing)
-            self._visitors.extend([0] * missing)

@@ -12,46 +12,38 @@ What a prefix cache makes of it, here and nowhere else:
   is still arriving then, as long as nobody else used it, and is new once more.
 """
 
-from array import array
-
+from kvtide.policies.listed import ListedRuns
 from kvtide.policies.lru import ALL
-from kvtide.policies.recency import SCAN_LIMIT, Links, RecencyList
+from kvtide.policies.recency import SCAN_LIMIT
 
 _PASSED, _ONE, _OTHER = 0, 1, 2
 
 
-class SievePolicy:
+class SievePolicy(ListedRuns):
     """SIEVE over runs, in amortised constant time; logarithmic for what was passed over."""
 
+    list_count = 3
     remembers = False
 
     def __init__(self) -> None:
         self.clear()
 
     def clear(self) -> None:
-        self._links = Links()
-        self._queues = [RecencyList(self._links) for _ in range(3)]
+        super().clear()
         self._ahead = _ONE  # which part the hand is about to meet
-        self._where = bytearray()
-        self._used = bytearray()
-        self._arriving = bytearray()  # nobody but the visitor has used it
-        self._visitors = array("q")
+        self._used = self._columns.ints("B")
+        self._arriving = self._columns.ints("B")  # nobody but the visitor has used it
 
     def resize(self, capacity: int) -> None:
         """The hand knows no capacity."""
 
     def inserted(self, run: int, count: int, visit: int, depth: int) -> None:
-        self._cover(run)
-        self._where[run] = self._ahead
-        self._links.offered[run] = self._used[run] = 0
-        self._arriving[run], self._visitors[run] = 1, visit
-        self._queues[self._ahead].push(run)
+        self._columns.cover(run)
+        self._put(run, count, self._ahead)
+        self._used[run], self._arriving[run], self._visitors[run] = 0, 1, visit
 
     def joins(self, run: int, visit: int) -> bool:
         return self._arriving[run] == 1 and self._visitors[run] == visit
-
-    def grown(self, run: int, count: int) -> None:
-        """The hand does not count chunks."""
 
     def touched(self, run: int, visit: int) -> None:
         if visit <= self._visitors[run]:
@@ -63,29 +55,17 @@ class SievePolicy:
             self._move(run, self._behind)
 
     def split(self, run: int, head: int, head_count: int) -> None:
-        self._cover(head)
-        for states in (self._where, self._used, self._arriving):
-            states[head] = states[run]
-        self._visitors[head] = self._visitors[run]
-        self._links.offered[head] = 0
-        self._queues[self._where[run]].split(run, head)
-
-    def offer(self, run: int) -> None:
-        if not self._links.offered[run]:
-            self._links.offered[run] = 1
-            self._queues[self._where[run]].offered(run)
-
-    def withdraw(self, run: int) -> None:
-        self._links.offered[run] = 0
+        super().split(run, head, head_count)
+        self._used[head], self._arriving[head] = self._used[run], self._arriving[run]
 
     def victim(self) -> tuple[int, int] | None:
-        passed, offered = self._queues[_PASSED], self._links.offered
+        passed, offered = self._lists[_PASSED], self._links.offered
         if (ripe := passed.ripe()) is not None:
             return ripe, ALL
         for _ in range(SCAN_LIMIT):
-            run = self._queues[self._ahead].last
+            run = self._lists[self._ahead].last
             if run is None:
-                if self._queues[self._behind].last is None:
+                if self._lists[self._behind].last is None:
                     return None
                 self._ahead = self._behind
             elif self._used[run]:
@@ -97,13 +77,6 @@ class SievePolicy:
                 self._move(run, _PASSED)
                 passed.pass_over(run)
         return None
-
-    def shrunk(self, run: int, count: int) -> None:
-        """The hand does not count chunks."""
-
-    def removed(self, run: int) -> None:
-        self._links.offered[run] = 0
-        self._queues[self._where[run]].discard(run)
 
     def remember(self, run: int) -> bool:
         self.removed(run)
@@ -120,16 +93,3 @@ class SievePolicy:
     @property
     def _behind(self) -> int:
         return _ONE + _OTHER - self._ahead
-
-    def _move(self, run: int, to: int) -> None:
-        self._queues[self._where[run]].discard(run)
-        self._where[run] = to
-        self._queues[to].push(run)
-
-    def _cover(self, run: int) -> None:
-        self._links.cover(run)
-        missing = run + 1 - len(self._where)
-        if missing > 0:
-            for states in (self._where, self._used, self._arriving):
-                states.extend(bytes(missing))
-            self._visitors.extend([0] * missing)

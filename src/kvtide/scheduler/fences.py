@@ -61,7 +61,8 @@ class Fences:
         if len(block_ids) < FEW:
             highest = max(block_ids, default=0)
         else:
-            blocks = np.frombuffer(block_ids, dtype=np.int32)
+            # The index type that numpy uses itself: with another one each access converts it anew.
+            blocks = np.frombuffer(block_ids, dtype=np.int32).astype(np.intp)
             highest = int(blocks.max())
         if highest >= len(self._one):
             self._jobs_at = np.concatenate((self._jobs_at, np.zeros(2 * highest, dtype=np.int32)))

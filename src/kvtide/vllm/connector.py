@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import vllm
 
 from kvtide.adviser.process import ProcessAdviser
-from kvtide.config import KVTideConfig, load_config
+from kvtide.config import KVTideConfig, load_config, sized_for
 from kvtide.jobs import OffloadingConnectorMetadata, OffloadingWorkerMetadata
 from kvtide.metrics import MetricsDelta
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
@@ -44,6 +44,7 @@ from kvtide.vllm.layout import (  # noqa: E402
     refuse_blind_stores,
     refuse_unverified,
     required_layout,
+    step_bytes_of,
     writes_new_blocks_first,
 )
 from kvtide.vllm.metadata import StepMetadata, WorkerAnswers  # noqa: E402
@@ -84,10 +85,12 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
     ) -> None:
         super().__init__(vllm_config, role, kv_cache_config)
         refuse_unverified(vllm_config)
-        self._settings = config_of(self._kv_transfer_config.kv_connector_extra_config)
-        refuse_blind_stores(vllm_config, self._settings.store_policy)
+        settings = config_of(self._kv_transfer_config.kv_connector_extra_config)
+        refuse_blind_stores(vllm_config, settings.store_policy)
+        self._geometry = geometry_of(vllm_config, kv_cache_config, settings.blocks_per_chunk)
+        step_bytes = step_bytes_of(vllm_config, kv_cache_config, self._geometry)
+        self._settings = sized_for(settings, step_bytes, self._geometry.shard_count)
         self._spec = OffloadingSpec(self._settings, adviser=ProcessAdviser)
-        self._geometry = geometry_of(vllm_config, kv_cache_config, self._settings.blocks_per_chunk)
         self._metrics = MetricsDelta()
         self._scheduler: OffloadingConnectorScheduler | None = None
         self._recorder: TraceRecorder | None = None

@@ -4,25 +4,27 @@ Reads ``VllmConfig`` and ``KVCacheConfig``; the tensors themselves are looked at
 ``kvtide.transfer.region``.
 """
 
+import logging
 import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from vllm.v1.core.kv_cache_utils import resolve_dcp_kv_block_size
 from vllm.v1.kv_cache_interface import UniformTypeKVCacheSpecs, get_kv_cache_spec_kind
+from vllm.v1.kv_cache_layout import KVCacheLayout
 
 from kvtide.errors import ConfigError, LayoutError
 from kvtide.geometry import GroupGeometry, GroupKind, KVGeometry, OtherGroup
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+    from vllm.v1.attention.backend import AttentionBackend
     from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheSpec
+
+logger = logging.getLogger(__name__)
 
 STATE_WINDOW_TOKENS = 2
 """See ``GroupGeometry.window_tokens``."""
-
-DENSE_LAYOUT = "BLHNC"
-"""One block of all layers is one piece: the cheapest speed there is."""
 
 
 def refuse_unverified(vllm_config: "VllmConfig") -> None:
@@ -59,8 +61,67 @@ def refuse_blind_stores(vllm_config: "VllmConfig", store_policy: str) -> None:
 
 
 def required_layout(vllm_config: "VllmConfig") -> str | None:
-    """Name the layout to ask for; None where vLLM offers no choice (its CPU backend reads one only)."""
-    return None if vllm_config.device_config.device_type == "cpu" else DENSE_LAYOUT
+    """Name the layout to ask for; None to leave the choice to vLLM.
+
+    vLLM chooses among what the attention backends of its workers support, and does not tell us here; what is
+    not among that is dropped with a warning. So the backends are asked again: those of the model's layers
+    where these are in this process, or else the one that vLLM selects for such a model.
+    """
+    if vllm_config.device_config.device_type == "cpu":
+        return None  # its attention reads one layout only
+    try:
+        # Not at the top: a release that has moved them is one in which vLLM chooses alone.
+        from vllm.config import set_current_vllm_config
+        from vllm.distributed.kv_transfer.kv_connector.utils import get_current_attn_backends
+        from vllm.v1.attention.backends.utils import get_supported_kv_cache_layouts
+
+        with set_current_vllm_config(vllm_config):
+            backends = get_current_attn_backends(vllm_config)
+            candidates = get_supported_kv_cache_layouts(backends)
+            splits = any(_splits_blocks(backend, vllm_config) for backend in backends)
+    except (AttributeError, ImportError, TypeError, ValueError) as error:
+        logger.info("kvtide asks for no KV cache layout: the attention backend is not known: %s", error)
+        return None
+    return layout_among(candidates, splits)
+
+
+def layout_among(candidates: Sequence[KVCacheLayout], splits_blocks: bool) -> str | None:
+    """Choose what to ask for.
+
+    Args:
+        candidates: What vLLM would choose among, the most preferred first.
+        splits_blocks: Kernels see a block as several, which they can only where those of a layer lie densely.
+
+    Returns:
+        A layout in which a block of all layers is one piece, the cheapest speed there is. Where there is
+        none, and vLLM prefers one in which not even a block of one layer is one piece, one in which it is.
+        Otherwise None.
+    """
+    compact = [layout for layout in candidates if layout.is_block_compact]
+    for layout in compact:
+        if layout.is_block_outermost and not splits_blocks:
+            return str(layout.name)
+    if compact and not candidates[0].is_block_compact:
+        # Among compact ones that with the layers outermost, if it is because of splitting.
+        return str(min(compact, key=lambda layout: layout.is_block_outermost).name)
+    return None
+
+
+def _splits_blocks(backend: "type[AttentionBackend]", vllm_config: "VllmConfig") -> bool:
+    """Whether kernels of this backend see a block as several; if it cannot be told, yes."""
+    if backend.is_ssm():
+        return False
+    # Sizes, and objects that stand for all multiples of one.
+    sizes = backend.get_supported_kernel_block_sizes()
+    bases = [size.base for size in sizes if hasattr(size, "base")]
+    cache = vllm_config.cache_config
+    if not vllm_config.compilation_config.static_forward_context:
+        # Workers have yet to choose: what kernels take, or a multiple of that which is as large as a state.
+        if vllm_config.model_config.is_hybrid:
+            return not bases
+        if not cache.user_specified_block_size:
+            return False
+    return cache.block_size not in sizes and not any(cache.block_size % base == 0 for base in bases)
 
 
 def geometry_of(
@@ -73,6 +134,7 @@ def geometry_of(
         LayoutError: A group of a kind that is not verified; names it.
     """
     specs = [_one_spec(group.kv_cache_spec) for group in kv_cache_config.kv_cache_groups]
+    _refuse_scattered(kv_cache_config.kv_cache_layout, specs)
     chosen = kv_cache_config.prefix_cacheable_group_ids
     others = tuple(index for index in range(len(specs)) if index not in chosen)
     resident = [index for index, group in enumerate(kv_cache_config.kv_cache_groups) if group.host_resident]
@@ -150,6 +212,17 @@ def _one_spec(spec: "KVCacheSpec") -> "KVCacheSpec":
     return spec.first_spec if isinstance(spec, UniformTypeKVCacheSpecs) else spec
 
 
+def _refuse_scattered(layout: str | None, specs: "Sequence[KVCacheSpec]") -> None:
+    if layout is None or KVCacheLayout[layout].is_block_compact:
+        return
+    if any(spec.num_heads > 1 for spec in specs if spec.has_layer_views):  # one head is never apart
+        known = ", ".join(one.name for one in KVCacheLayout if one.is_block_compact)
+        raise LayoutError(
+            f"KV cache layout {layout} keeps the heads of a block apart; kvtide copies whole blocks: {known}."
+            " Give one of them that the attention backend reads as VLLM_KV_CACHE_LAYOUT"
+        )
+
+
 def _kind_of(spec: "KVCacheSpec") -> str:
     """Name what a group keeps, as vLLM does; but what only looks like full attention by its own name."""
     if hasattr(spec, "rswa_window"):
@@ -191,6 +264,12 @@ def blocks_per_step(vllm_config: "VllmConfig", geometry: KVGeometry) -> int:
     limits = vllm_config.scheduler_config
     tokens, requests = limits.max_num_batched_tokens, limits.max_num_seqs
     return sum(min(tokens, tokens // group.tokens_per_block + requests) for group in geometry.groups)
+
+
+def step_bytes_of(vllm_config: "VllmConfig", kv_cache_config: "KVCacheConfig", geometry: KVGeometry) -> int:
+    """Bytes that one rank stores of one step at most: of every block that the step hands out."""
+    block_count: int = kv_cache_config.num_blocks
+    return blocks_per_step(vllm_config, geometry) * kv_bytes_of(kv_cache_config) // max(1, block_count)
 
 
 def kv_bytes_of(kv_cache_config: "KVCacheConfig") -> int:

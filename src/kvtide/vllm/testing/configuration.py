@@ -62,13 +62,15 @@ class Configuration:
             tiers: With such ones for certain: a part of names in ``SORTS``.
         """
         model = draw_model(chance, self.rank_count)
+        layout = chance.randrange(4)
         shape = EngineShape(
             chance.choice((22, 30, 44) if self.small else (130, 200, 260)),
             model.groups,
             self.asynchronous,
             self.runner,
             self.rank_count,
-            block_first=chance.random() < 0.5,
+            block_first=layout < 2,
+            token_first=layout % 2 == 1,
             budget_tokens=chance.choice((17, 33, 64, 129) if self.small else (33, 64, 129, 256)),
             priority=chance.random() < 0.3,
             siblings=chance.choice((Siblings.NONE, Siblings.NONE, Siblings.BEFORE, Siblings.AFTER)),

@@ -50,10 +50,15 @@ class _Layers:
     def group(
         self, tokens_per_block: int, kind: Kind = Kind.FULL, window_tokens: int | None = None, **more: Any
     ) -> GroupShape:
-        """Draw how many layers a group has, and whether its pages are padded; ``more``: of ``GroupShape``."""
+        """Draw how many layers and heads a group has, and whether its pages are padded.
+
+        ``more``: of ``GroupShape``.
+        """
         self._count += 1
         names = tuple(f"group{self._count}.layers.{layer}" for layer in range(self._chance.choice((1, 2, 3))))
         split = kind not in (Kind.MAMBA, Kind.RING) and self._chance.random() < 0.2
+        if kind in (Kind.FULL, Kind.WINDOW, Kind.CHUNKED) and self._chance.random() < 0.4:
+            more |= {"heads": 2, "words": 2}
         shape = GroupShape(names, tokens_per_block, kind, window_tokens, split=split, **more)
         padding = self._chance.choice((0, 0, 1, 3))
         return replace(shape, padded_words=shape.page_words + padding) if padding else shape
@@ -75,7 +80,7 @@ def _full(chance: random.Random, rank_count: int, family: str) -> Model:
     group = _Layers(chance).group(_block(chance))
     if chance.random() < 0.3:
         words = tuple(chance.choice((1, 2)) for _ in group.layer_names)
-        group = replace(group, words_by_layer=words, padded_words=0)
+        group = replace(group, words_by_layer=words, padded_words=0, heads=1)
     return Model(family, (group,))
 
 

@@ -64,6 +64,7 @@ class GroupShape:
         padded_words: Words of a block of one layer, padding included; 0 for as many as it takes.
         split: Whether kernels see a block as two, where a block of a layer is one dense piece.
         words_by_layer: Instead of ``words``, where layers differ in what they keep.
+        heads: Of attention that is not latent, heads that share the words of a token; equal parts.
     """
 
     layer_names: tuple[str, ...]
@@ -78,6 +79,7 @@ class GroupShape:
     padded_words: int = 0
     split: bool = False
     words_by_layer: tuple[int, ...] = ()
+    heads: int = 1
 
     @property
     def block_tokens(self) -> int:
@@ -164,8 +166,8 @@ class GroupShape:
             )
         common = {
             "block_size": self.tokens_per_block,
-            "num_kv_heads": 1,
-            "head_size": 2 * words if self.kind in LATENT else words,
+            "num_kv_heads": self.heads,
+            "head_size": 2 * words if self.kind in LATENT else words // self.heads,
             "dtype": torch.float32,
             "page_size_padded": padded_bytes,
         }

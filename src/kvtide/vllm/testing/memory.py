@@ -112,13 +112,14 @@ def _views(config: KVCacheConfig, raw: torch.Tensor, groups: Sequence[GroupShape
 def _lanes(
     view: torch.Tensor, memory: np.ndarray, num_blocks: int, slots_per_block: int, words: int
 ) -> np.ndarray:
-    """Find ``int64[words of a slot, places]`` of one layer."""
+    """Find ``int64[words of a slot, places]`` of one layer, head after head."""
     unit = view.element_size()
     first = (view.data_ptr() - memory.ctypes.data) // WORD_BYTES
+    block, head, slot = (view.stride(axis) * unit // WORD_BYTES for axis in range(3))
     kernel_blocks = view.shape[0] // num_blocks
-    block = view.stride(0) * kernel_blocks * unit // WORD_BYTES
-    slot = view.stride(2) * unit // WORD_BYTES
-    blocks, slots = np.arange(num_blocks), np.arange(slots_per_block)
-    places = (first + blocks[:, None] * block + slots * slot).ravel()
-    lanes: np.ndarray = places + np.arange(words)[:, None]
+    kernel_block, slots = np.divmod(np.arange(slots_per_block), slots_per_block // kernel_blocks)
+    blocks = np.arange(num_blocks)[:, None] * kernel_blocks + kernel_block
+    places = (first + blocks * block + slots * slot).ravel()
+    of_head = np.arange(view.shape[1])[:, None] * head + np.arange(words // view.shape[1])
+    lanes: np.ndarray = places + of_head.reshape(-1, 1)
     return lanes

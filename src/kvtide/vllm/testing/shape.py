@@ -73,6 +73,7 @@ class EngineShape:
         runner: In whose order the workers are called.
         rank_count: Ranks, each with a shard of its own.
         block_first: All layers of a block lie together.
+        token_first: Within a block of a layer all heads of a token lie together.
         budget_tokens: Tokens a step may compute.
         priority: Schedule by priority instead of by arrival.
         siblings: Whether another connector loads too.
@@ -94,6 +95,7 @@ class EngineShape:
     runner: Runner = Runner.V1
     rank_count: int = 1
     block_first: bool = False
+    token_first: bool = False
     budget_tokens: int = 256
     priority: bool = False
     siblings: Siblings = Siblings.NONE
@@ -106,6 +108,11 @@ class EngineShape:
     retention_tokens: int | None = None
     names_limit: int | None = None
     settings: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def layout(self) -> KVCacheLayout:
+        """How vLLM calls the order of the bytes."""
+        return KVCacheLayout[("BL" if self.block_first else "LB") + ("NHC" if self.token_first else "HNC")]
 
     @property
     def tokens_per_block(self) -> int:
@@ -247,7 +254,7 @@ class EngineShape:
             prefix_cache_retention_interval=self.retention_tokens if sparse else 0,
         )
         config.num_gpu_blocks_override = self.num_blocks
-        config.kv_cache_layout = (KVCacheLayout.BLHNC if self.block_first else KVCacheLayout.LBHNC).name
+        config.kv_cache_layout = self.layout.name
         if recurrent := [group for group in self.groups if group.kind is Kind.MAMBA]:
             config.mamba_cache_mode, config.mamba_block_size = "align", recurrent[0].tokens_per_block
         return config
