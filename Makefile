@@ -60,7 +60,7 @@ frozen-disk: setup ## a real engine under load, with a disk whose reads never re
 frozen-store: servers ## the same with shared stores: frozen, slow, half dead, leaderless (KIND=name runs one; about four minutes each)
 	@$(BIN)/python scripts/frozen_trial.py $(KIND)
 
-bench: setup ## benchmarks into build/bench (ONLY=name runs one)
+bench: setup ## benchmarks into build/bench: all within a quarter of an hour (ONLY=name runs one, longer)
 	@$(BIN)/python benchmarks/run.py $(if $(ONLY),--only $(ONLY),)
 
 clean: ## remove .venv and build

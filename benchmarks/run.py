@@ -57,7 +57,7 @@ Examples:
 
   benchmarks/run.py --list
 
-  benchmarks/run.py --only no_hit_overhead     (one by name may take longer than among all)
+  benchmarks/run.py --only serving     (one by name may take longer than among all)
 
   benchmarks/run.py --judge build/bench/results.json     (no measuring: the samples of an earlier run)
 """

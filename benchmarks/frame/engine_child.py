@@ -1,22 +1,28 @@
 """The inside of an engine process: one real vLLM engine, batches in, measurements out.
 
-Runs in a process of its own, with the engine's two halves in it (no further process), so that the
-process's own processor time is the engine's: model, scheduler, connector and copies, all threads. Between
+Runs in a process of its own, with the engine's two halves in it, so that the processor time of this process
+and of what it has started is the engine's: model, scheduler, connector and copies, all threads. Between
 batches it blocks on its pipe and uses nothing. Does not know what is compared with what.
 """
 
+import os
 import resource
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import Any
+from pathlib import Path
+from typing import Any, TypeVar
 
 from benchmarks.frame.children import print_into
 
 REST_WINDOW_S = 0.05
 REST_CORES = 0.05  # an idle interpreter with its timers stays below
 REST_LIMIT_S = 3.0
+IDLE_PAUSE_S = 0.001
+DRAIN_LIMIT_S = 30.0
+T = TypeVar("T")
+_TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +45,12 @@ class Batch:
     Attributes:
         prompts: Token ids of each request.
         output_tokens: How many each generates, exactly.
+        forget: Empty the engine's own prefix cache before; what a connector keeps stays.
     """
 
     prompts: tuple[tuple[int, ...], ...]
     output_tokens: int
+    forget: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +59,9 @@ class BatchResult:
 
     Attributes:
         wall_s: From handing over the batch to the last token.
-        cpu_s: Processor time of the process from the start of the batch until it has come to rest, so
-            that copies which end after the last token are counted.
+        ttft_s: Of each request, from handing it over to its first token.
+        cpu_s: Processor time of the process and its children from the start of the batch until they have
+            come to rest, so that copies which end after the last token are counted.
         idle_s: Time between the rest before this batch and its start.
         idle_cpu_s: Processor time of the process in it.
         page_faults: During the batch, those that needed no disk.
@@ -63,6 +72,7 @@ class BatchResult:
     """
 
     wall_s: float
+    ttft_s: tuple[float, ...]
     cpu_s: float
     idle_s: float
     idle_cpu_s: float
@@ -107,6 +117,8 @@ class _Engine:
 
         # Counting is on, as in a server: what it costs belongs to both sides.
         self._llm = LLM(**arguments, disable_log_stats=False)
+        self._core = self._llm.llm_engine.engine_core.engine_core
+        self._step, self._core.step_fn = self._core.step_fn, self._paced_step
         self._rest()
         self._counted = self._counters()
         self._rested_at_s, self._rested_at_cpu_s = time.perf_counter(), _cpu_s()
@@ -124,9 +136,12 @@ class _Engine:
         sampling = SamplingParams(
             temperature=0, max_tokens=batch.output_tokens, ignore_eos=True, detokenize=False
         )
+        if batch.forget and not self._llm.reset_prefix_cache():
+            raise RuntimeError("the engine's own cache could not be emptied: blocks are in use")
         began_faults, began_cpu_s, began_s = _page_faults(), _cpu_s(), time.perf_counter()
         outputs = self._llm.generate(prompts, sampling, use_tqdm=False)
         wall_s = time.perf_counter() - began_s
+        self._drain()
         rested = self._rest()
         ended_cpu_s, page_faults = _cpu_s(), _page_faults() - began_faults
         idle_s, idle_cpu_s = began_s - self._rested_at_s, began_cpu_s - self._rested_at_cpu_s
@@ -134,6 +149,7 @@ class _Engine:
         self._rested_at_s, self._rested_at_cpu_s = time.perf_counter(), _cpu_s()
         return BatchResult(
             wall_s,
+            tuple(output.metrics.first_token_latency for output in outputs),
             ended_cpu_s - began_cpu_s,
             idle_s,
             idle_cpu_s,
@@ -144,9 +160,24 @@ class _Engine:
             {name: value - counted.get(name, 0) for name, value in self._counted.items()},
         )
 
+    def _paced_step(self) -> tuple[Any, bool]:
+        """Step as vLLM's own loop does in a server: a pause after a step that computed nothing."""
+        outputs, executed = self._step()
+        if not executed and self._core.scheduler.has_requests():
+            time.sleep(IDLE_PAUSE_S)
+        return outputs, executed
+
+    def _drain(self) -> None:
+        """Step on until nobody needs a step any more, as a server would: last stores go out here."""
+        give_up_s = time.monotonic() + DRAIN_LIMIT_S
+        while self._core.scheduler.has_requests():
+            if time.monotonic() > give_up_s:
+                raise RuntimeError(f"without requests the engine is busy for {DRAIN_LIMIT_S:.0f} s")
+            self._llm.llm_engine.step()
+
     @staticmethod
     def _rest() -> bool:
-        """Wait until no thread of this process is at work; False when one does not stop."""
+        """Wait until no thread of this process or its children is at work; False when one does not stop."""
         give_up_s = time.monotonic() + REST_LIMIT_S
         while time.monotonic() < give_up_s:
             before_cpu_s = _cpu_s()
@@ -169,8 +200,28 @@ class _Engine:
 
 
 def _cpu_s() -> float:
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+    """Return processor seconds of this process and of its children, those that have ended as well."""
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(one.ru_utime + one.ru_stime for one in used) + living_children_s(os.getpid())
+
+
+def living_children_s(pid: int) -> float:
+    """Return processor seconds of a process's living descendants, to the kernel's tick."""
+    used_s = 0.0
+    for task in _unless_gone(lambda: list(Path(f"/proc/{pid}/task").iterdir()), []):
+        for child in _unless_gone((task / "children").read_text, "").split():
+            # The name in brackets may hold spaces and brackets; what follows the last one does not.
+            fields = _unless_gone(Path(f"/proc/{child}/stat").read_text, "").rpartition(")")[2].split()
+            # proc(5): utime stime cutime cstime
+            used_s += sum(map(int, fields[11:15])) / _TICKS_PER_S + living_children_s(int(child))
+    return used_s
+
+
+def _unless_gone(read: Callable[[], T], otherwise: T) -> T:
+    try:
+        return read()
+    except (FileNotFoundError, ProcessLookupError):
+        return otherwise
 
 
 def _page_faults() -> int:

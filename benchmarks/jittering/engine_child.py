@@ -8,8 +8,9 @@ Runs in a process of its own, with both halves of the engine in it.
 import os
 import resource
 import time
+from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from multiprocessing.connection import Connection
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 REST_WINDOW_S = 0.05
 REST_CORES = 0.05  # an idle interpreter with its timers stays below
 REST_LIMIT_S = 3.0
+IDLE_PAUSE_S = 0.001  # vLLM's own after a step that computed nothing
 
 
 def serve(
@@ -58,20 +60,18 @@ class _Running:
 
     Attributes:
         request: The engine's own; says how far it is.
-        known_blocks: That it brings along: not to be stored again.
-        seen: Whether it has been admitted.
+        known_blocks: That are stored already.
     """
 
     request: "Request"
     known_blocks: int
-    seen: bool = False
 
 
 class DueCopies:
     """What the requests give reason to copy, step by step; starts plain copies of it, if there are any.
 
-    Where kvtide is not, what it would copy and when follows from how far each request is: a prefix that is
-    not computed is loaded when the request is admitted, a block of the prompt that is full is stored after
+    Where kvtide is not, what it would copy and when follows from how far each request is: what is known of a
+    prompt is loaded when it comes, and it waits for that; a block of the prompt that is full is stored after
     its step, and what was generated when the request has ended.
     """
 
@@ -81,33 +81,39 @@ class DueCopies:
         self._running: list[_Running] = []
         self.due = Moved()
 
+    def load(self, shared_tokens: int) -> None:
+        """Note that a request has come of whose prompt so much is known."""
+        block_count = shared_tokens // TOKENS_PER_BLOCK
+        self.due += Moved(loaded_bytes=block_count * self._block_bytes)
+        if self._plain is not None and block_count:
+            self._plain.load(block_count)
+
+    @property
+    def is_loading(self) -> bool:
+        """Whether a request that has come has to wait; with kvtide that is the engine's affair."""
+        return self._plain is not None and self._plain.is_loading
+
     def follow(self, request: "Request", shared_tokens: int) -> None:
         """Look after a request that has been handed to the engine."""
         self._running.append(_Running(request, shared_tokens // TOKENS_PER_BLOCK))
 
     def end_step(self) -> None:
         """Note what a step has brought about."""
-        loads = stores = 0
+        stores = 0
         for one in self._running:
             tokens = one.request.num_computed_tokens
             if not one.request.is_finished():
                 # kvtide keeps what is generated in pieces of 256 tokens: here, at the end.
                 tokens = min(tokens, one.request.num_prompt_tokens)
             full_blocks = tokens // TOKENS_PER_BLOCK
-            if full_blocks and not one.seen:
-                one.seen = True
-                loads += one.known_blocks
             if full_blocks > one.known_blocks:
                 stores += full_blocks - one.known_blocks
                 one.known_blocks = full_blocks
         self._running = [one for one in self._running if not one.request.is_finished()]
         stored_bytes = stores * self._block_bytes
-        self.due += Moved(loads * self._block_bytes, stored_bytes, stored_bytes)
-        if self._plain is not None:
-            if loads:
-                self._plain.load(loads)
-            if stores:
-                self._plain.store(stores)
+        self.due += Moved(stored_bytes=stored_bytes, written_bytes=stored_bytes)
+        if self._plain is not None and stores:
+            self._plain.store(stores)
 
 
 class Gaps:
@@ -152,6 +158,21 @@ class Gaps:
             self.ended_s = now_s
 
 
+@dataclass(slots=True)
+class _Seen:
+    """What the outputs of a turn said, and when the gaps began."""
+
+    began_cpu_s: float
+    cached_tokens: dict[str, int] = field(default_factory=dict)  # of each other
+    output_tokens: int = 0
+
+    def end_step(self, outputs: list["RequestOutput"]) -> None:
+        for output in outputs:
+            self.output_tokens += len(output.outputs[0].token_ids)
+            if output.request_id in self.cached_tokens:
+                self.cached_tokens[output.request_id] = output.num_cached_tokens or 0
+
+
 class SteppedEngine:
     """One engine and, if wanted, plain copies beside it."""
 
@@ -185,48 +206,52 @@ class SteppedEngine:
     def run(self, turn: Turn) -> TurnResult:
         """Take a turn."""
         copies = DueCopies(self._block_bytes, self._plain)
-        runners = tuple(self._add(copies, prompt, turn.runner_tokens, 0) for prompt in turn.runners)
-        gaps = Gaps(runners)
-        waiting = list(turn.others[::-1])
-        cached: dict[str, int] = {}
-        output_tokens, began_cpu_s = 0, _cpu_s()
-        while waiting or self._engine.has_unfinished_requests():
-            while waiting and self._has_come(waiting[-1], gaps):
-                other = waiting.pop()
-                cached[self._add(copies, other.prompt, turn.other_tokens, other.shared_tokens)] = 0
-            was_begun = gaps.begun
-            outputs = self._engine.step()
-            gaps.end_step(outputs, time.perf_counter())
-            copies.end_step()
-            for output in outputs:
-                output_tokens += len(output.outputs[0].token_ids)
-                if output.request_id in cached:
-                    cached[output.request_id] = output.num_cached_tokens or 0
-            if gaps.begun and not was_begun:
-                began_cpu_s = _cpu_s()
+        gaps = Gaps(tuple(self._add(copies, prompt, turn.runner_tokens, 0) for prompt in turn.runners))
+        seen = self._stepped(turn, copies, gaps)
+        self._drain()
         rested = _rest()
         ended_cpu_s = _cpu_s()
         self._collect()
         counters = self._counted_up()
         prompt_tokens = sum(len(other.prompt) for other in turn.others)
-        cached_tokens = sum(cached.values())
+        cached_tokens = sum(seen.cached_tokens.values())
         return TurnResult(
             tuple(gaps.gaps_us),
             gaps.ended_s - gaps.began_s,
-            ended_cpu_s - began_cpu_s,
+            ended_cpu_s - seen.began_cpu_s,
             rested,
             gaps.step_count,
             prompt_tokens - cached_tokens,
             cached_tokens,
-            output_tokens,
+            seen.output_tokens,
             copies.due,
             self._moved_up(counters),
             counters,
         )
 
-    @staticmethod
-    def _has_come(other: Other, gaps: Gaps) -> bool:
-        return gaps.tokens_each >= other.at_token
+    def _stepped(self, turn: Turn, copies: DueCopies, gaps: Gaps) -> _Seen:
+        """Let the others come when it is their turn, and step until nobody is left."""
+        seen = _Seen(_cpu_s())
+        to_come, here = deque(turn.others), deque[Other]()
+        while to_come or here or self._engine.has_unfinished_requests():
+            while to_come and gaps.tokens_each >= to_come[0].at_token:
+                here.append(to_come.popleft())
+                copies.load(here[-1].shared_tokens)
+            while here and not copies.is_loading:
+                other = here.popleft()
+                name = self._add(copies, other.prompt, turn.other_tokens, other.shared_tokens)
+                seen.cached_tokens[name] = 0
+            if not self._engine.has_unfinished_requests():
+                time.sleep(IDLE_PAUSE_S)
+                continue
+            had_begun = gaps.begun
+            outputs = self._engine.step()
+            gaps.end_step(outputs, time.perf_counter())
+            copies.end_step()
+            seen.end_step(outputs)
+            if gaps.begun and not had_begun:
+                seen.began_cpu_s = _cpu_s()
+        return seen
 
     def _add(self, copies: DueCopies, prompt: tuple[int, ...], tokens: int, shared_tokens: int) -> str:
         from vllm import SamplingParams
@@ -244,6 +269,13 @@ class SteppedEngine:
         inside = self._engine.add_request(name, {"prompt_token_ids": list(prompt)}, sampling)
         copies.follow(self._core.scheduler.requests[inside], shared_tokens)
         return name
+
+    def _drain(self) -> None:
+        """Step on, as a server does, until no half needs a step: the last stores go out here."""
+        give_up_s = time.monotonic() + REST_LIMIT_S
+        while self._core.scheduler.has_requests() and time.monotonic() < give_up_s:
+            self._engine.step()
+            time.sleep(IDLE_PAUSE_S)
 
     def _collect(self) -> None:
         """Take some steps without copies, so that what has ended is counted in this turn."""

@@ -79,6 +79,11 @@ class PlainCopies:
         self._asked += Moved(loaded_bytes=piece_count * self._piece_bytes)
         self._loads.put(piece_count)
 
+    @property
+    def is_loading(self) -> bool:
+        """Whether a load has not ended."""
+        return self._loads.unfinished_tasks > 0
+
     def store(self, piece_count: int) -> None:
         """Copy so many pieces from device to host and write each of them to disk, soon."""
         byte_count = piece_count * self._piece_bytes

@@ -271,16 +271,29 @@ class StandIn:
 def test_a_known_prefix_is_loaded_once_and_each_full_block_is_stored_once() -> None:
     copies = DueCopies(BLOCK_BYTES, None)
     other = StandIn()
+    copies.load(640)
+    assert (copies.due, copies.is_loading) == (Moved(loaded_bytes=20 * BLOCK_BYTES), False)
     copies.follow(other, 640)  # type: ignore[arg-type]
-    copies.end_step()
-    assert copies.due == Moved()
     seen = []
-    for computed in (704, 768, 769, 775):
+    for computed in (0, 704, 768, 769, 775):
         other.num_computed_tokens = computed
         copies.end_step()
         seen.append((copies.due.loaded_bytes // BLOCK_BYTES, copies.due.stored_bytes // BLOCK_BYTES))
-    assert seen == [(20, 2), (20, 4), (20, 4), (20, 4)]
+    assert seen == [(20, 0), (20, 2), (20, 4), (20, 4), (20, 4)]
     assert copies.due.written_bytes == copies.due.stored_bytes
+
+
+def test_what_is_due_is_what_the_control_copies(tmp_path: Path) -> None:
+    copies = DueCopies(32 * KIB, plain(tmp_path, 32 * KIB))
+    other = StandIn(num_prompt_tokens=128)
+    copies.load(96)
+    copies.load(0)
+    copies.follow(other, 96)  # type: ignore[arg-type]
+    for other.num_computed_tokens, other.finished in ((128, False), (159, False), (160, True)):
+        copies.end_step()
+    assert copies._plain is not None
+    assert copies._plain.finish() == copies.due == Moved(96 * KIB, 64 * KIB, 64 * KIB)
+    assert not copies.is_loading
 
 
 def test_what_is_generated_is_stored_when_the_request_has_ended_and_once() -> None:

@@ -58,13 +58,19 @@ def bench(monkeypatch: pytest.MonkeyPatch, registry: Registry, *args: object) ->
 def test_every_file_is_found_and_registers_its_own_name() -> None:
     folder = Path(run.__file__).parent
     files = {path.stem for path in folder.glob("*.py")} - {"__init__", "run"}
-    assert {one.name for one in discover().all()} == files >= {"no_hit_overhead"}
+    assert {one.name for one in discover().all()} == files >= {"serving"}
+
+
+def test_all_together_take_a_quarter_of_an_hour() -> None:
+    every = discover().all()
+    assert sum(one.about_s for one in every) <= 900
+    assert all(one.alone_s >= one.about_s for one in every)
 
 
 def test_finding_benchmarks_imports_nothing_heavy() -> None:
     discover()
     mine = {name for name in sys.modules if name.startswith("benchmarks.")}
-    assert "benchmarks.no_hit_overhead" in mine
+    assert "benchmarks.serving" in mine
     for name in mine:
         assert not {"torch", "vllm"} & set(vars(sys.modules[name])), name
 

@@ -5,6 +5,7 @@ Knows the options and what is said about what was left out; formats are ``kvtide
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -18,6 +19,10 @@ from kvtide.sim.traces import Trace, TraceOptions, TraceRequest, read_trace
 from kvtide.sim.traces.formats import FORMATS
 
 PANEL = "How the trace is read"
+
+option = partial(typer.Option, show_default=False, rich_help_panel=PANEL)
+"""Those of this panel that say in words what happens without them."""
+
 FAULTS_SHOWN = 3
 MOST_HOURS = 24 * 366
 
@@ -27,12 +32,10 @@ TracesArgument = Annotated[
 ]
 FormatOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--format",
         metavar="NAME",
         help=f"One of {', '.join(FORMATS)}. Default: told by how the first file begins.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 SkipOption = Annotated[
@@ -55,22 +58,18 @@ ContinuedOption = Annotated[
 ]
 BlockOption = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--block-tokens",
         metavar="N",
         help="Tokens of a block: a multiple of those the trace has. Default: as the trace has them.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 SpanOption = Annotated[
     float | None,
-    typer.Option(
+    option(
         "--session-span",
         metavar="HOURS",
         help="Sessions that do not say when they began begin at random within so many hours. Default: 3.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 SeedOption = Annotated[
@@ -78,12 +77,10 @@ SeedOption = Annotated[
 ]
 TokenizerOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--tokenizer",
         metavar="FILE",
         help="For prompts as text: a tokenizer's file or folder, or `bytes` for one token a byte.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 

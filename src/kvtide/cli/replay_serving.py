@@ -5,6 +5,7 @@ Knows options, tables and JSON; what is served is ``kvtide.sim.serving``.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -29,6 +30,10 @@ from kvtide.sim.traces import Trace, TraceRequest
 from kvtide.transfer.memory import humanised
 
 PANEL = "A whole server, with times (needs --model and --host-memory; --model alone tells shares in bytes)"
+
+option = partial(typer.Option, show_default=False, rich_help_panel=PANEL)
+"""Those of this panel that say in words what happens without them."""
+
 OVERLOADED = 0.98
 """Busy for so much of the time, an engine has a queue that grows as long as the trace lasts."""
 
@@ -44,73 +49,59 @@ DEFAULT_ENGINE_BYTES = 40 << 30
 
 ModelOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--model",
         metavar="CONFIG|BYTES",
         help="The model's config.json, a name that kvtide plan knows, or bytes of KV cache per token.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 HostMemoryOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--host-memory",
         metavar="SIZE,...",
         help="Host memory for KV cache: 64GiB, or several sizes, each of which is replayed.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 DiskOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--disk",
         metavar="SIZE@PACE",
         help="A disk below host memory: 1TiB@6GB/s. Again for one below that.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 DiskQueueOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--disk-queue",
         metavar="SIZE",
         help="Writes to each disk that may wait; more are skipped. Default: four steps, as in a server.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 EngineBlocksOption = Annotated[
     int | None,
-    typer.Option(
+    option(
         "--engine-blocks",
         metavar="N",
         help="Blocks of the engine's own pool, as long as the trace's. Default: what 40 GiB hold.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 RatesOption = Annotated[
     str | None,
-    typer.Option(
+    option(
         "--rates",
         metavar="NAME|FILE",
         help=f"How fast it is: {', '.join(known_rates())}; JSON; or the /metrics page of a vLLM server."
         f" Default: {DEFAULT_RATES}.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 SlowerOption = Annotated[
     float | None,
-    typer.Option(
+    option(
         "--slower",
         metavar="FACTOR",
         help="Requests come so many times further apart than in the trace: 4 for a quarter of its load.",
-        show_default=False,
-        rich_help_panel=PANEL,
     ),
 ]
 

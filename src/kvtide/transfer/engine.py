@@ -84,7 +84,7 @@ class OffloadingWorker:
         self._loads = LoadResults()
         self._generation = 0
         self._unacknowledged: int | None = None  # a generation that has begun and was not told
-        self._reported: PoolReport | None = None
+        self._reported_slots: int | None = None
         self._begun: OffloadingConnectorMetadata | None = None
 
     # -- a step, in the engine's order ------------------------------------------------------------
@@ -144,12 +144,17 @@ class OffloadingWorker:
 
     def take_answers(self) -> OffloadingWorkerMetadata | None:
         """Hand out what the scheduler side has to know; None when there is no news."""
-        report = PoolReport(self._pool.ready_slots, self._pool.slot_count, self._pool.slot_bytes)
+        ready_slots = self._pool.ready_slots
+        pools = {}
+        if ready_slots != self._reported_slots:
+            pools[self._rank] = PoolReport(ready_slots, self._pool.slot_count, self._pool.slot_bytes)
+            self._reported_slots = ready_slots
+        elif not self._answers and self._hops is None and self._unacknowledged is None:
+            return None  # most steps
         answers = OffloadingWorkerMetadata(
-            {key: {self._rank: result} for key, result in self._answers.items()},
-            {} if report == self._reported else {self._rank: report},
+            {key: {self._rank: result} for key, result in self._answers.items()}, pools
         )
-        self._answers, self._reported = {}, report
+        self._answers = {}
         if self._hops is not None:
             self._add_below(answers, self._hops.take_answers())
         if self._unacknowledged is not None and (self._hops is None or self._hops.generation_is_durable):

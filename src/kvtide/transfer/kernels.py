@@ -6,8 +6,9 @@ one atomic addition, until none is left. Compiled by numba at start; torch is no
 pools stall when entered from a second thread.
 
 Bytes go past the cache (non-temporal stores): a plain store first fetches the line it overwrites, half as
-much traffic again, and pushes out of the cache what the model keeps there. And the first lines of the next
-piece are asked for early: the processor's own prefetcher begins anew with each piece.
+much traffic again, and pushes out of the cache what the model keeps there. And the next piece is announced
+before this one is copied: the processor's own prefetcher begins anew with each piece, and at each page, and
+where pages lie in memory has to be looked up.
 """
 
 import contextlib
@@ -29,7 +30,11 @@ STREAMED_BYTES = 512
 """Shorter pieces are copied as they are."""
 
 AHEAD_BYTES = 1024
-"""Of the next piece, asked for before this one is copied."""
+"""So far ahead lines are asked for, of the next piece before this one is copied."""
+
+PAGE_BYTES = 4096
+ANNOUNCED_BYTES = 4 * PAGE_BYTES
+"""Of the next piece; further pages are looked up while it is copied."""
 
 _ADDRESS = ir.IntType(8).as_pointer()
 _WORD = ir.IntType(64)
@@ -102,6 +107,15 @@ def _settle(_typing: Any) -> Any:
 
 
 @njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
+def _announce(target: int, source: int, size: int) -> None:
+    for at in range(0, min(size, AHEAD_BYTES), LINE_BYTES):
+        _ask_for(source + at)
+    for at in range(0, min(size, ANNOUNCED_BYTES), PAGE_BYTES):
+        _ask_for(source + at)
+        _ask_for(target + at)
+
+
+@njit(nogil=True, inline="always")  # type: ignore[untyped-decorator]
 def _copy_piece(target: int, source: int, size: int) -> None:
     if size < STREAMED_BYTES:
         _memcpy(target, source, size)
@@ -109,6 +123,11 @@ def _copy_piece(target: int, source: int, size: int) -> None:
     at = -target % LINE_BYTES
     if at:
         _memcpy(target, source, at)
+    if size >= ANNOUNCED_BYTES:
+        while at + AHEAD_BYTES + LINE_BYTES <= size:
+            _ask_for(source + at + AHEAD_BYTES)
+            _stream_line(target + at, source + at)
+            at += LINE_BYTES
     while at + LINE_BYTES <= size:
         _stream_line(target + at, source + at)
         at += LINE_BYTES
@@ -145,8 +164,7 @@ def _copy_share(
             begin = end[piece - 1] if piece else 0
             count = min(end[piece], until) - at
             if end[piece] < until:
-                for ahead in range(0, min(AHEAD_BYTES, count), LINE_BYTES):
-                    _ask_for(source[piece + 1] + ahead)
+                _announce(target[piece + 1], source[piece + 1], end[piece + 1] - end[piece])
             _copy_piece(target[piece] + at - begin, source[piece] + at - begin, count)
             at += count
             piece += 1
