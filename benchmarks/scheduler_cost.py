@@ -8,6 +8,9 @@ from collections.abc import Sequence
 
 from benchmarks.frame.children import in_child
 from benchmarks.frame.registry import Bench, Sample, UnfitError, Verdict, benchmark
+from benchmarks.scheduler.adviser_judge import judge_adviser
+from benchmarks.scheduler.adviser_vocabulary import POOL_CHUNKS as GHOST_POOL_CHUNKS
+from benchmarks.scheduler.adviser_vocabulary import ROUNDS as GHOST_ROUNDS
 from benchmarks.scheduler.judge_books import judge_catalog, judge_hour
 from benchmarks.scheduler.judge_calls import LIMIT_MS, slowest
 from benchmarks.scheduler.judge_hooks import judge_hooks
@@ -18,7 +21,7 @@ DECODE_STEPS = 16  # in one turn: an engine decodes many steps in a row
 USE_ROUNDS, USE_ROUNDS_AMONG_ALL = 12, 8
 POOL_CHUNKS = 200_000  # of the hour of sessions: full after about a fifth of it
 PART_LIMIT_S = 400.0
-PARTS = 2 + len(RUN_CHUNKS)
+PARTS = 3 + len(RUN_CHUNKS)
 
 ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
 
@@ -33,7 +36,7 @@ def judge(samples: Sequence[Sample]) -> Verdict:
         UnfitError: The samples are not of what the bars are about.
     """
     try:
-        verdicts = [part(samples) for part in (judge_hooks, judge_catalog, judge_hour)]
+        verdicts = [part(samples) for part in (judge_hooks, judge_catalog, judge_hour, judge_adviser)]
     except (KeyError, TypeError, ValueError, ZeroDivisionError) as error:
         raise UnfitError(f"a sample is damaged: {type(error).__name__}: {error}") from None
     return Verdict(
@@ -46,7 +49,7 @@ def judge(samples: Sequence[Sample]) -> Verdict:
 @benchmark(
     "scheduler_cost",
     asks="What does the scheduler half cost, and does that grow with its books?",
-    about_s=125,
+    about_s=145,
     alone_s=140,
     judge=judge,
 )
@@ -64,7 +67,8 @@ def measure(bench: Bench) -> list[Sample]:
         part = ("catalog_child:measure_catalog", (LARGE, run_chunks, use_rounds))
         samples += run(*part)
         samples += run.again(samples, [books_of(run_chunks)], *part)
-    return samples + run("hour_child:measure_hour", (POOL_CHUNKS,))
+    samples += run("hour_child:measure_hour", (POOL_CHUNKS,))
+    return samples + run("adviser_child:measure_adviser", (GHOST_POOL_CHUNKS, GHOST_ROUNDS))
 
 
 class _Runner:

@@ -577,8 +577,8 @@ MUTANTS = (
         "all-ranks-are-the-first",
         "F9",
         "transfer/engine.py",
-        "{key: {self._rank: result} for key, result in self._answers.items()},",
-        "{key: {0: result} for key, result in self._answers.items()},",
+        "{key: {self._rank: result} for key, result in self._answers.items()}, pools",
+        "{key: {0: result} for key, result in self._answers.items()}, pools",
         "every rank answers in the name of the first",
     ),
     # F10: leaks and books that do not balance.

@@ -55,6 +55,7 @@ WRONG: dict[str, list[Any]] = {
     "reset_keeps_tiers": ["perhaps", 3, None],
     "record_trace": [3, None, True, ["/a"]],
     "record_trace_limit": ["much", 0, -1, True, None],
+    "adviser": ["perhaps", 3, None],
     "prefault": ["perhaps", 3, None],
     "self_test": ["perhaps", 3, None],
 }
@@ -87,6 +88,7 @@ LIMITS: dict[str, list[Any]] = {
     "tiers": [[], "[]", '[{"class": "a.B", "limit": "1GiB"}, {"class": "a.B", "limit": 1, "name": "x"}]'],
     "record_trace": ["", "/var/log/trace.jsonl"],
     "record_trace_limit": [1, "1GiB"],
+    "adviser": [True, False, "off"],
     "prefault": [True, False, "off"],
     "self_test": [True, False, "off"],
 }

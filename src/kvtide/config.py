@@ -262,6 +262,12 @@ class KVTideConfig(BaseModel):
         description="Bytes that the file of record_trace may take; then recording ends.",
         json_schema_extra={"hint": SIZE_HINT},
     )
+    adviser: bool = Field(
+        default=True,
+        description="Keep ghost caches, which hold nothing, of other sizes in a process beside the server,"
+        " and export what they would have hit; see metrics.md.",
+        json_schema_extra={"hint": "give true or false"},
+    )
     prefault: bool = Field(
         default=True,
         description="Touch the pool's pages in the background after start, so that no copy pays for them.",
@@ -435,6 +441,8 @@ def _refuse_contradictions(config: KVTideConfig, merged: Mapping[str, Any]) -> N
         raise ConfigError("disk_limit", limit, f"{SIZE_HINT}: how much of {config.disk} may be used")
     if config.disk_limit and not config.disk:
         raise ConfigError("disk_limit", limit, f"{SIZE_HINT}; but there is no disk: give its folder, too")
+    if "host" in config.tier_names:
+        raise ConfigError("tiers", "host", "host memory is called that; give the tier another name")
     for label in config.tier_names:
         if config.tier_names.count(label) > 1:
             raise ConfigError("tiers", label, "two tiers have this name; give each a name of its own")

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
+HOST = "host"
+"""Host memory, where it stands among tiers."""
+
 
 class Kind(Enum):
     """How values of one metric are added up."""
@@ -31,6 +34,8 @@ class Definition:
         label: Name of its label, "" without; "tier", or "tier," and another one's name.
         label_values: What that can be, tiers left aside; series exist before the first event.
         buckets: Upper bounds, for a histogram.
+        with_host: Host memory is a tier among the others, under the name "host".
+        said_at_first: A series exists from the start; else from when there is something to say.
     """
 
     name: str
@@ -40,11 +45,15 @@ class Definition:
     label: str = ""
     label_values: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
+    with_host: bool = False
+    said_at_first: bool = True
 
     def values_with(self, tier_names: Sequence[str]) -> list[str]:
         """List what the label can be, where there are these tiers; several parts are joined by commas."""
         if not self.label.startswith("tier"):
             return list(self.label_values or ("",))
+        if self.with_host:
+            tier_names = (HOST, *tier_names)
         if not self.label_values:
             return list(tier_names)
         return [f"{tier},{value}" for tier in tier_names for value in self.label_values]
@@ -56,6 +65,9 @@ TIER_SKIP_REASONS = ("queue_full", "full", "bypassed")
 TIER_ERRORS = ("miss", "corrupt", "full", "late", "cancelled", "out", "queue_full", "unavailable")
 TIER_ANSWERS = ("there", "absent")
 SKIP_REASONS = ("pool_full", "queue_full", "below_threshold", "pool_not_ready", "bypassed")
+GHOST_TIMES = ("0.5", "1", "2", "4")
+"""Sizes of ghost caches, as multiples of a tier's own."""
+
 _SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0)
 _MICROSECONDS = (1e-5, 2.5e-5, 5e-5, 1e-4, 2.5e-4, 5e-4, 1e-3, 2e-3, 5e-3, 1e-2)
 
@@ -122,6 +134,29 @@ DEFINITIONS: tuple[Definition, ...] = (
     Definition("tier_used_bytes", Kind.GAUGE, "bytes", "What each rank has taken there.", "tier"),
     Definition("tier_capacity_bytes", Kind.GAUGE, "bytes", "What each rank may take there.", "tier"),
     Definition("tier_open_write_bytes", Kind.GAUGE, "bytes", "Bytes of writes planned or under way.", "tier"),
+    Definition("ghost_requests", Kind.COUNTER, "requests", "Requests that ghost caches were told of."),
+    Definition("ghost_dropped_requests", Kind.COUNTER, "requests",
+               "Requests they were not told of: too many were waiting."),
+    Definition("ghost_queried_tokens", Kind.COUNTER, "tokens",
+               "Prompt tokens in whole chunks of the requests they were told of."),
+    Definition("ghost_hit_tokens", Kind.COUNTER, "tokens",
+               "Of these, those that a tier of so many times its size would have had, or host memory.",
+               "tier,times", GHOST_TIMES, with_host=True, said_at_first=False),
+    Definition("ghost_hit_points", Kind.GAUGE, "points",
+               "The same of the last requests: tokens of 100. Said from 1,000 requests on.",
+               "tier,times", GHOST_TIMES, with_host=True, said_at_first=False),
+    Definition("ghost_gain_points", Kind.GAUGE, "points",
+               "How many more of 100 than at the tier's own size. Said from 1,000 requests on.",
+               "tier,times", GHOST_TIMES, with_host=True, said_at_first=False),
+    Definition("ghost_error_points", Kind.GAUGE, "points", "Standard error of that gain.",
+               "tier,times", GHOST_TIMES, with_host=True, said_at_first=False),
+    Definition("ghost_first_token_seconds", Kind.GAUGE, "seconds",
+               "Median time to first token at that size, waiting for other requests left aside.",
+               "tier,times", GHOST_TIMES, with_host=True, said_at_first=False),
+    Definition("ghost_sampled_share", Kind.GAUGE, "share",
+               "Of all sessions, those that ghost caches see; of the tier with the fewest."),
+    Definition("ghost_judged_requests", Kind.GAUGE, "requests",
+               "Requests that the gauges speak of; of the tier with the fewest."),
 )  # fmt: skip
 
 BY_NAME = {definition.name: definition for definition in DEFINITIONS}

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
+from kvtide.advising import Adviser
 from kvtide.config import KVTideConfig, hint_of
 from kvtide.errors import ConfigError
 from kvtide.geometry import KVGeometry
@@ -26,7 +27,7 @@ from kvtide.probing import Prober
 from kvtide.scheduler.scheduler import OffloadingConnectorScheduler
 from kvtide.scheduler.state import SchedulerOffloadConfig
 from kvtide.sim.traces.recorder import TraceRecorder
-from kvtide.spec_tiers import TierIdentity, prober_of, tier_plans, tier_seats
+from kvtide.spec_tiers import TierIdentity, ghost_tiers, prober_of, tier_plans, tier_seats
 from kvtide.tiers.named import check_tier
 from kvtide.transfer.cores import copy_cores
 from kvtide.transfer.cuda_devices import cuda_copier, current_device
@@ -76,6 +77,7 @@ class OffloadingSpec:
         copiers: Who copies, by type of device; replaced in tests.
         seats: Who leads to tiers; replaced in simulations.
         prober: Who asks shared ones what they have; likewise.
+        adviser: Makes who keeps ghosts of tiers, where the settings want any; None for nobody.
 
     Raises:
         ConfigError: A name nobody knows.
@@ -87,6 +89,7 @@ class OffloadingSpec:
         copiers: Mapping[str, CopierOf] | None = None,
         seats: Callable[[KVTideConfig, TierIdentity, Sequence[int]], list[TierSeat]] = tier_seats,
         prober: Callable[[KVTideConfig, Callable[[], TierIdentity]], Prober | None] = prober_of,
+        adviser: Callable[[], Adviser] | None = None,
     ) -> None:
         if config.eviction_policy not in POLICIES:
             raise ConfigError("eviction_policy", config.eviction_policy, hint_of("eviction_policy"))
@@ -94,6 +97,7 @@ class OffloadingSpec:
         self._copiers = copiers
         self._seats = seats
         self._prober = prober
+        self._adviser = adviser
         for tier in config.tiers:
             check_tier(tier.path, tier.label, tier.limit, tier.options)
 
@@ -167,7 +171,9 @@ class OffloadingSpec:
         )
         ladder = Ladder(manager, lower) if lower else None
         prober = None if identity_of is None else self._prober(config, identity_of)
-        return OffloadingConnectorScheduler(limits, manager, metrics, ladder, prober)
+        adviser = self._adviser() if config.adviser and self._adviser is not None else None
+        ghosts = ghost_tiers(config)
+        return OffloadingConnectorScheduler(limits, manager, metrics, ladder, prober, adviser, ghosts)
 
     def recorder(self, geometry: KVGeometry, now_s: float) -> TraceRecorder | None:
         """Begin to record what is asked; None where nobody wants it.

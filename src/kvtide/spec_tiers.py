@@ -6,8 +6,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from kvtide.advising import GhostTier
 from kvtide.config import KVTideConfig, TierSettings
 from kvtide.manager.lower import Demotion, TierPlan
+from kvtide.metrics import HOST
 from kvtide.probing import Prober
 from kvtide.tiers.base import PrivateTier, Tier, TierPlace
 from kvtide.tiers.disk_folder import KnownFingerprints
@@ -69,6 +71,23 @@ def tier_plans(config: KVTideConfig) -> list[PlannedTier]:
         books = TierPlan(tier.label, Demotion(tier.demotion), tier.queue, not shared, shared)
         plans.append(PlannedTier(books, tier.eviction_policy))
     return plans
+
+
+def ghost_tiers(config: KVTideConfig) -> list[GhostTier]:
+    """Say of which tiers ghosts can be kept, host memory first; their sizes are not known yet.
+
+    Others write to shared tiers, and those evict by rules of their own: what they would hold nobody can tell.
+    """
+    entries = config.store_filter_entries
+    tiers = [GhostTier(HOST, config.eviction_policy, 0, config.store_threshold, entries)]
+    for plan in tier_plans(config):
+        if plan.books.is_shared:
+            continue
+        demotion = plan.books.demotion
+        threshold = max(config.store_threshold, 2 if demotion is Demotion.SECOND_SIGHT else 1)
+        extends = demotion is Demotion.ON_EVICTION
+        tiers.append(GhostTier(plan.books.name, plan.eviction_policy, 0, threshold, entries, extends))
+    return tiers
 
 
 def tier_seats(

@@ -13,6 +13,7 @@ from benchmarks.frame.plots import png
 from benchmarks.frame.registry import UnfitError
 from benchmarks.frame.rounds import rounds
 from benchmarks.scheduler import sessions
+from benchmarks.scheduler.adviser_vocabulary import WORKS
 from benchmarks.scheduler.calls import Calls
 from benchmarks.scheduler.catalog_child import measure_catalog
 from benchmarks.scheduler.hour_child import measure_hour, runs_in
@@ -37,6 +38,7 @@ from benchmarks.scheduler.vocabulary import (
     books_of,
     hooks_of,
 )
+from test_bench_adviser_cost import planted as adviser_planted
 
 Samples = list[dict[str, Any]]
 
@@ -64,7 +66,7 @@ def planted(slower: dict[tuple[str, int, bool], float] | None = None, count: int
         samples += _engine_samples(size, prompt_only, us, count)
     for run in RUN_CHUNKS:
         samples += [_books(run), calls(books_of(run), [(1, 4_900.0)])]
-    return [*samples, _hour()]
+    return [*samples, _hour(), *adviser_planted(1.0)]
 
 
 def _engine_samples(size: int, prompt_only: bool, us: Callable[[str, str], float], count: int) -> Samples:
@@ -183,6 +185,8 @@ def test_the_bars_are_those_that_were_promised() -> None:
         assert bars.pop(f"full garbage collection longer by ms, runs of {run}") == (20, "at most")
         assert bars.pop(f"slowest call of a primitive, ms, runs of {run}") == (5, "at most")
     assert bars.pop("slots a contiguous run, as loaded") == (64, "at least")
+    for work in WORKS:
+        assert bars.pop(f"hooks, adviser on over off, {work}") == (1.05, "at most")
     assert not bars
 
 

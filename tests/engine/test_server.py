@@ -163,6 +163,7 @@ def series_expected() -> set[tuple[str, frozenset[tuple[str, str]]]]:
     return {
         (f"vllm:kvtide_{d.name}{suffix[d.kind]}", frozenset({(d.label, value)} if d.label else ()))
         for d in DEFINITIONS
+        if d.said_at_first
         for value in d.values_with(())  # no tiers here
     }
 

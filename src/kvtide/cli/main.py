@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from kvtide.cli import clear, inspect, plan, replay, verify
+from kvtide.cli import advise, clear, inspect, plan, replay, verify
 from kvtide.cli.check import check
 from kvtide.cli.options import NO_METAVAR
 from kvtide.cli.output import own_version, quiet_when_unread, warnings_as_notes
@@ -68,6 +68,7 @@ app.command(epilog=verify.EPILOG)(verify.verify)
 app.command(epilog=clear.EPILOG)(clear.clear)
 app.command(epilog=replay.EPILOG)(replay.replay)
 app.command(epilog=plan.EPILOG)(plan.plan)
+app.command(epilog=advise.EPILOG)(advise.advise)
 
 # An ImportError inside it would be a fault and is not hidden.
 if importlib.util.find_spec("kvtide.cli.demo") is not None:

@@ -137,6 +137,11 @@ class LowerTier:
         return self._capacity_bytes
 
     @property
+    def record_bytes(self) -> Sequence[int]:
+        """What a chunk of each group takes on a rank."""
+        return self._record_bytes
+
+    @property
     def used_bytes(self) -> int:
         """What each rank holds, or is about to."""
         return sum(map(int.__mul__, self._counts, self._record_bytes))

@@ -1,4 +1,4 @@
-"""How fast the engine computes, as seen from the scheduler: how long a prefix would take to compute.
+"""How fast the engine computes and loads, as seen from the scheduler: how long a prefix would take.
 
 Waiting for somebody else's load is worth it only while it is shorter than computing.
 """
@@ -32,3 +32,22 @@ class RecomputePace:
     def seconds_for(self, token_count: int) -> float | None:
         """Estimate how long computing would take; None before anything was seen."""
         return None if self._tokens_per_s is None else token_count / self._tokens_per_s
+
+
+class LoadPace:
+    """A running mean of seconds per token over loads, from planning one to hearing of its end."""
+
+    KEPT = 0.95
+    """Of what was seen before, with each load."""
+
+    def __init__(self) -> None:
+        self._tokens = self._seconds = 0.0
+
+    def loaded(self, token_count: int, seconds: float) -> None:
+        """Note a load."""
+        self._tokens = self.KEPT * self._tokens + token_count
+        self._seconds = self.KEPT * self._seconds + max(0.0, seconds)
+
+    def seconds_for(self, token_count: int) -> float | None:
+        """Estimate how long a load would take; None before anything was seen."""
+        return token_count * self._seconds / self._tokens if self._tokens else None

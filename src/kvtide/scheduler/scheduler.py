@@ -7,6 +7,7 @@ The engine's hooks keep their names; ``kvtide.vllm.connector`` calls them with t
 from collections import deque
 from collections.abc import Collection, Sequence
 
+from kvtide.advising import Adviser, GhostTier
 from kvtide.events import OffloadingEvent
 from kvtide.jobs import (
     Direction,
@@ -21,6 +22,7 @@ from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.ladder import Ladder
 from kvtide.metrics import MetricsDelta
 from kvtide.probing import Prober
+from kvtide.scheduler.advice import Advice
 from kvtide.scheduler.alarm import WriteOnlyAlarm
 from kvtide.scheduler.due import DueRequests
 from kvtide.scheduler.engine import BlockPool, BlockTable, EngineRequest, EngineStep
@@ -54,6 +56,8 @@ class OffloadingConnectorScheduler:
         metrics: Where to count.
         ladder: Tiers below host memory; None without any.
         prober: Asks those of them that are shared; None without any.
+        adviser: Keeps ghosts of tiers; None for no ghosts.
+        ghost_tiers: Of these, host memory first.
     """
 
     def __init__(
@@ -63,6 +67,8 @@ class OffloadingConnectorScheduler:
         metrics: MetricsDelta,
         ladder: Ladder | None = None,
         prober: Prober | None = None,
+        adviser: Adviser | None = None,
+        ghost_tiers: Sequence[GhostTier] = (),
     ) -> None:
         self._config = config
         self._geometry = config.geometry
@@ -75,6 +81,10 @@ class OffloadingConnectorScheduler:
         self._lower = None
         if ladder is not None:
             self._lower = LowerTiers(config, ladder, self._jobs, self._holds, metrics, self._pace, prober)
+        self._advice = None
+        if adviser is not None:
+            lower = () if ladder is None else ladder.tiers
+            self._advice = Advice(config, adviser, ghost_tiers, lower, self._pace, metrics)
         self._stores = StorePlanner(config, manager, self._jobs, metrics, self._holds, self._lower)
         self._lazy = LazyStores(config, manager, self._stores) if config.lazy else None
         self._loads = LoadPlanner(config.geometry, manager, self._jobs, metrics)
@@ -111,6 +121,8 @@ class OffloadingConnectorScheduler:
         state = self._state_of(request)
         # Before anything of it is brought up, which is no use of it by itself.
         self._manager.visited(self._prompt_of(state), state.context, 0.0 if now_s is None else now_s)
+        if self._advice is not None:
+            self._advice.arrived(state, 0.0 if now_s is None else now_s)
         if self._lower is not None:
             self._lower.arrived(state, now_s)
 
@@ -210,6 +222,8 @@ class OffloadingConnectorScheduler:
         self._due.soon.discard(request.request_id)
         if self._lower is not None and state is not None:
             self._lower.finished(state)
+        if self._advice is not None and state is not None:
+            self._advice.finished(state, request)
         # The blocks of an open load, ours or another connector's, hold nothing yet.
         if state is None or state.load_job is not None or not state.computed or not any(block_ids):
             return
@@ -299,7 +313,7 @@ class OffloadingConnectorScheduler:
         for (job_id, hop_index), results in answers.results.items():
             status = self._jobs.get(job_id)
             if status is not None and status.answer(hop_index, results):
-                self._end_job(status)
+                self._end_job(status, now_s)
         if self._lower is not None:
             self._lower.note(answers)
         self._make_ready()
@@ -320,6 +334,8 @@ class OffloadingConnectorScheduler:
         if self._lower is not None:
             self._lower.before_reset()
         self._manager.reset()
+        if self._advice is not None:
+            self._advice.forget()
         if self._lazy is not None:
             self._lazy.forget()
         for state in self._requests.values():
@@ -354,12 +370,16 @@ class OffloadingConnectorScheduler:
         )
         if self._lower is not None:
             self._lower.set_gauges()
+        if self._advice is not None:
+            self._advice.take()
         return self._metrics
 
     def close(self) -> None:
         """End: nothing is asked any more."""
         if self._lower is not None:
             self._lower.close()
+        if self._advice is not None:
+            self._advice.close()
 
     def check_invariants(self) -> None:
         """Check the books; see ``OffloadingManager.check_invariants``."""
@@ -459,19 +479,21 @@ class OffloadingConnectorScheduler:
     def _note_pools(self, pools: dict[int, PoolReport]) -> None:
         self._pools.update(pools)
         if len(self._pools) == self._config.rank_count:
+            slot_count = min(pool.slot_count for pool in self._pools.values())
+            if self._advice is not None:
+                self._advice.note_slots(slot_count)
             self._stores.slot_bytes = sum(pool.slot_bytes for pool in self._pools.values())
             if self._lower is not None:
                 self._lower.note_slot_bytes(self._stores.slot_bytes)
-            self._manager.grow(
-                min(pool.ready_slots for pool in self._pools.values()),
-                min(pool.slot_count for pool in self._pools.values()),
-            )
+            self._manager.grow(min(pool.ready_slots for pool in self._pools.values()), slot_count)
 
-    def _end_job(self, status: TransferJobStatus) -> None:
+    def _end_job(self, status: TransferJobStatus, now_s: float) -> None:
         self._jobs.close(status)
         self._holds.give_back(status.job.job_id)
         if status.job.direction is Direction.LOAD:
             self._loads.ended(status)
+            if self._advice is not None and not status.failed:
+                self._advice.loaded(status.token_count, now_s - status.planned_at_s)
         else:
             self._copied.append(status)
 

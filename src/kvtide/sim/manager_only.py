@@ -7,9 +7,8 @@ overlap are asked of the whole path.
 
 from collections.abc import Callable, Mapping
 
-from kvtide.jobs import ReqContext
-from kvtide.keys import ChunkRun
-from kvtide.manager.base import OffloadingManager, Refusal
+from kvtide.manager.alone import ask
+from kvtide.manager.base import OffloadingManager
 from kvtide.manager.cpu import CPUOffloadingManager
 from kvtide.manager.reuse import ReuseFilter
 from kvtide.policies.base import EvictionPolicy
@@ -21,8 +20,6 @@ from kvtide.sim.outcome import Outcome
 SECOND_SIGHT = "second_sight"
 FILTER_ENTRIES = 65_536
 """Blocks whose offers second sight counts: the default of the setting ``store_filter_entries``."""
-
-GROUP = 0
 
 
 def replay(
@@ -38,22 +35,10 @@ def replay(
     passed(accesses.request_count - accesses.asking_count)
     hits = stored = evicted = 0
     for visit, (arrival_s, hashes) in enumerate(accesses.prompts(), start=1):
-        run = ChunkRun(hashes, GROUP, 1, 0, len(hashes))
-        ctx = ReqContext(str(visit), None, visit)
-        hits += manager.lookup(run, ctx).ready_count
-        manager.visited(run, ctx, arrival_s)
-        manager.touch(run, ctx)
-        refusal: Refusal | None = Refusal.POOL_FULL
-        while refusal is Refusal.POOL_FULL:
-            # A step, in which a manager evicts no more than it may: what did not fit is offered again.
-            manager.keep_room()
-            output = manager.prepare_store(run, ctx)
-            evicted += len(output.evicted_keys)
-            if not output.keys_to_store:
-                break
-            manager.complete_store(output.keys_to_store, output.store_spec, ctx, success=True)
-            stored += len(output.keys_to_store)
-            refusal = output.refusal
+        found = ask(manager, hashes, visit, arrival_s)
+        hits += found.hit_count
+        stored += found.stored_count
+        evicted += found.evicted_count
         passed(1)
     return Outcome(accesses.access_count, hits, stored, evicted)
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import vllm
 
+from kvtide.adviser.process import ProcessAdviser
 from kvtide.config import KVTideConfig, load_config, sized_for
 from kvtide.jobs import OffloadingConnectorMetadata, OffloadingWorkerMetadata
 from kvtide.metrics import MetricsDelta
@@ -89,7 +90,7 @@ class KVTideConnector(KVConnectorBase_V1, SupportsHMA):  # type: ignore[misc]
         self._geometry = geometry_of(vllm_config, kv_cache_config, settings.blocks_per_chunk)
         step_bytes = step_bytes_of(vllm_config, kv_cache_config, self._geometry)
         self._settings = sized_for(settings, step_bytes, self._geometry.shard_count)
-        self._spec = OffloadingSpec(self._settings)
+        self._spec = OffloadingSpec(self._settings, adviser=ProcessAdviser)
         self._metrics = MetricsDelta()
         self._scheduler: OffloadingConnectorScheduler | None = None
         self._recorder: TraceRecorder | None = None

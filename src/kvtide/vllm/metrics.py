@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (
@@ -52,7 +53,7 @@ class KVTideStats(KVConnectorStats):  # type: ignore[misc]
 
 
 class KVTidePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
-    """One Prometheus series per engine and label value, present from the start."""
+    """One Prometheus series per engine and label value, present from the start where it says so."""
 
     def __init__(
         self,
@@ -87,8 +88,20 @@ class KVTidePromMetrics(KVConnectorPromMetrics):  # type: ignore[misc]
             metric = self._counter_cls(name, definition.help, labelnames=labels)
         for engine, values in self.per_engine_labelvalues.items():
             for value in definition.values_with(self._tier_names):
-                child = metric.labels(*values, *(value.split(",") if own else ()))
-                self._record[engine, f"{definition.name}|{value}"] = _recorder(definition.kind, child)
+                child = partial(metric.labels, *values, *(value.split(",") if own else ()))
+                record = _recorder(definition.kind, child()) if definition.said_at_first else None
+                self._record[engine, f"{definition.name}|{value}"] = record or _Later(definition.kind, child)
+
+
+class _Later:
+    """A series that is there once something was said."""
+
+    def __init__(self, kind: Kind, child: Callable[[], Any]) -> None:
+        self._kind = kind
+        self._child = child
+
+    def __call__(self, value: Any) -> None:
+        _recorder(self._kind, self._child())(value)
 
 
 def _recorder(kind: Kind, child: Any) -> Callable[[Any], None]:

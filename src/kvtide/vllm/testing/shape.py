@@ -273,7 +273,12 @@ class EngineShape:
         own = {
             "kv_connector": plugin.CONNECTOR_NAME,
             "kv_role": "kv_both",
-            "kv_connector_extra_config": {"host_memory": host_memory, "prefault": False, **self.settings},
+            "kv_connector_extra_config": {
+                "host_memory": host_memory,
+                "prefault": False,
+                "adviser": False,
+                **self.settings,
+            },
         }
         if self.siblings is Siblings.NONE:
             return KVTransferConfig(**own)

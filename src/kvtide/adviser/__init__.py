@@ -1,0 +1,1 @@
+"""What more memory would bring: ghosts of other sizes in a server, and their findings in words."""

@@ -1,0 +1,225 @@
+"""An adviser whose ghosts live in a process of their own, beside the server.
+
+Requests go into a bounded queue; a thread starts the process once there were enough of them, writes what is
+in the queue and reads the answers. What does not fit is dropped and counted. When the process ends, or was
+never to be had, that is one line in the log and the end of ghosts; nothing else changes. Knows pipes and
+threads; does not know what ghosts are.
+"""
+
+import logging
+import os
+import select
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+from kvtide.adviser.frames import Forget, FrameError, FrameReader, Message, answer_of, framed
+from kvtide.advising import Adviser, Arrival, GhostPlan, Growth, HashView
+
+logger = logging.getLogger(__name__)
+
+START_AFTER = 256
+"""Requests that wait for the process before it is started: a short life has none."""
+
+QUEUE_BYTES = 32 << 20
+"""Of what may wait; about four hundred thousand chunks."""
+
+HASH_BYTES = 80
+"""That a hash takes as long as it waits, with its place in a list."""
+
+MESSAGE_BYTES = 512
+"""That a message takes beside its hashes."""
+
+POLL_S = 0.25
+"""So often the queue is looked at. Whoever fills it wakes nobody: that takes a lock and a system call."""
+
+READ_BYTES = 1 << 16
+
+END_S = 1.0
+"""So long the process may take to end by itself."""
+
+_ALONE = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+
+
+def child_command() -> list[str]:
+    """Say how the process is started; ``-P``: not with modules that happen to lie in the working folder."""
+    return [sys.executable, "-P", "-m", "kvtide.adviser.child", str(os.getpid())]
+
+
+class ProcessAdviser(Adviser):
+    """Hands everything to a child.
+
+    Args:
+        start_after: Requests before it is started.
+        queue_bytes: That may wait for it.
+        command: How it is started; replaced in tests.
+    """
+
+    def __init__(
+        self,
+        start_after: int = START_AFTER,
+        queue_bytes: int = QUEUE_BYTES,
+        command: Sequence[str] | None = None,
+    ) -> None:
+        self._start_after = start_after
+        self._queue_bytes = queue_bytes
+        self._command = command
+        self._plan: GhostPlan | None = None
+        self._queue: deque[tuple[Message, HashView | None]] = deque()
+        # Each of the two is written by one thread alone.
+        self._entered_bytes = self._left_bytes = 0
+        self._arrived_count = self._dropped_count = self._told_dropped = 0
+        self._answers: deque[dict[str, float]] = deque()
+        self._thread: threading.Thread | None = None
+        self._closing = False
+        self.child_id: int | None = None
+
+    # -- what is told; the scheduler's thread --------------------------------------------------------
+
+    def planned(self, plan: GhostPlan) -> None:
+        if self._plan is None:
+            self._queue.appendleft((plan, None))  # what has come before it is of it, too
+        elif plan != self._plan:
+            self._queue.append((plan, None))
+        self._plan = plan
+
+    def arrived(self, arrival: Arrival, chunks: HashView) -> None:
+        self._arrived_count += 1
+        if not self._enter(arrival, chunks):
+            self._dropped_count += 1
+        if self._thread is None and self._is_due:
+            self._thread = threading.Thread(target=self._run, name="kvtide-adviser", daemon=True)
+            self._thread.start()
+
+    def grown(self, growth: Growth, chunks: HashView) -> None:
+        self._enter(growth, chunks)
+
+    def forget(self) -> None:
+        self._queue.append((Forget(), None))
+
+    def take(self) -> Sequence[Mapping[str, float]]:
+        dropped = self._dropped_count - self._told_dropped
+        if not (dropped or self._answers):
+            return ()
+        answers: list[Mapping[str, float]] = [self._answers.popleft() for _ in range(len(self._answers))]
+        if dropped:
+            self._told_dropped = self._dropped_count
+            answers.append({"ghost_dropped_requests|": dropped})
+        return answers
+
+    def close(self) -> None:
+        self.is_on = False
+        self._closing = True
+        if self._thread is not None:
+            self._thread.join(2 * POLL_S + 2 * END_S)
+
+    @property
+    def _is_due(self) -> bool:
+        """Whether the process is worth starting: requests have come, or lie about that are long."""
+        if self._plan is None or not self.is_on:
+            return False
+        return self._arrived_count >= self._start_after or 4 * self._waiting_bytes > self._queue_bytes
+
+    @property
+    def _waiting_bytes(self) -> int:
+        return self._entered_bytes - self._left_bytes
+
+    def _enter(self, message: Message, chunks: HashView) -> bool:
+        size = _size_of(chunks)
+        if not self.is_on or self._waiting_bytes + size > self._queue_bytes:
+            return False
+        self._entered_bytes += size
+        self._queue.append((message, chunks))
+        return True
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        reason = "it was not started"
+        child: subprocess.Popen[bytes] | None = None
+        try:
+            child = self._started()
+            self.child_id = child.pid
+            reason = self._serve(child)
+        except (OSError, FrameError) as error:
+            reason = str(error)
+        except Exception:  # ours, but no request's trouble
+            logger.exception("ghost caches failed in a way that was not foreseen")
+        if not self._closing:
+            logger.warning("ghost caches are off, serving goes on: %s", reason)
+        self.is_on = False
+        self._queue.clear()
+        if child is not None:
+            _end(child)
+
+    def _started(self) -> "subprocess.Popen[bytes]":
+        return subprocess.Popen(
+            self._command or child_command(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            env=os.environ | _ALONE,
+            bufsize=0,
+        )
+
+    def _serve(self, child: "subprocess.Popen[bytes]") -> str:
+        """Write and read until there is an end to it; say why."""
+        assert child.stdin is not None
+        assert child.stdout is not None
+        source, target = child.stdout.fileno(), child.stdin.fileno()
+        os.set_blocking(target, False)
+        reader, unsent = FrameReader(), memoryview(b"")
+        # Not select(): a server has more than 1,024 descriptors.
+        poll = select.poll()
+        poll.register(source, select.POLLIN)
+        while not self._closing:
+            if not unsent:
+                unsent = self._next()
+            poll.register(target, select.POLLOUT if unsent else 0)
+            # One that is ready is not waited for: neither call below blocks.
+            for descriptor, event in poll.poll(1000 * POLL_S):
+                if descriptor == source:
+                    more = os.read(source, READ_BYTES)
+                    if not more:
+                        return _ended(child)
+                    self._answers.extend(map(answer_of, reader.frames(more)))
+                elif event & select.POLLOUT:
+                    unsent = unsent[os.write(target, unsent) :]
+                else:
+                    return _ended(child)
+        return "it was closed"
+
+    def _next(self) -> memoryview:
+        if not self._queue:
+            return memoryview(b"")
+        message, chunks = self._queue.popleft()
+        if chunks is not None and isinstance(message, Arrival | Growth):
+            message = message._replace(chunks=chunks.fingerprints())
+            self._left_bytes += _size_of(chunks)
+        return memoryview(framed(message))
+
+
+def _size_of(chunks: HashView) -> int:
+    return MESSAGE_BYTES + HASH_BYTES * chunks.chunk_count
+
+
+def _ended(child: "subprocess.Popen[bytes]") -> str:
+    try:
+        return f"their process has ended with {child.wait(END_S)}"
+    except subprocess.TimeoutExpired:
+        return "their process has closed a pipe"
+
+
+def _end(child: "subprocess.Popen[bytes]") -> None:
+    """Close its input, upon which it ends; if it does not, end it."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    child.stdin.close()
+    try:
+        child.wait(END_S)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        child.wait()
+    child.stdout.close()
