@@ -96,15 +96,15 @@ MUTANTS = (
     Mutant(
         "unasked-blocks-unchecked",
         "F1",
-        "scheduler/scheduler.py",
+        "scheduler/tables.py",
         "self._flush |= self._jobs.fences.conflicts(table[first_computed:])",
-        "self._flush |= self._jobs.fences.conflicts(table[first_computed:] if num_external_tokens else ())",
+        "self._flush |= self._jobs.fences.conflicts(table[first_computed:] if loaded_tokens else ())",
         "blocks given to a request that loads nothing from us are not checked against open copies",
     ),
     Mutant(
         "load-over-readers",
         "F1",
-        "scheduler/scheduler.py",
+        "scheduler/tables.py",
         "after |= self._jobs.fences.conflicts(table[first_new:first_computed])",
         "after |= set()",
         "a load is written into blocks that a store still reads",
@@ -194,7 +194,7 @@ MUTANTS = (
     Mutant(
         "growth-unchecked",
         "F2",
-        "scheduler/scheduler.py",
+        "scheduler/tables.py",
         "self._flush |= self._jobs.fences.conflicts(block_ids)",
         "self._flush |= set()",
         "blocks given to a running request are not checked against open copies",
@@ -210,7 +210,7 @@ MUTANTS = (
     Mutant(
         "resumed-table-appended",
         "F2",
-        "scheduler/scheduler.py",
+        "scheduler/tables.py",
         "if new_block_ids is None or request_id in cached.resumed_req_ids:",
         "if new_block_ids is None:",
         "the whole table of a resumed request is taken for blocks that were added",

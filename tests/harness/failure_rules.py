@@ -36,9 +36,9 @@ RULES = (
     _rule(
         "F1 vLLM #46951",
         "test_failures_blocks.py::test_a_pending_store_does_not_read_what_another_connector_brings_into_its_blocks",
-        "scheduler/scheduler.py",
+        "scheduler/tables.py",
         "self._flush |= self._jobs.fences.conflicts(table[first_computed:])",
-        "self._flush |= self._jobs.fences.conflicts(table[first_computed:] if num_external_tokens else ())",
+        "self._flush |= self._jobs.fences.conflicts(table[first_computed:] if loaded_tokens else ())",
         "blocks given to a request that loads nothing from us are not checked against open copies",
     ),
     _rule(
@@ -70,7 +70,7 @@ RULES = (
     _rule(
         "F1 vLLM #47282",
         "test_lives.py::test_a_load_into_blocks_that_a_store_still_reads_waits_for_that_store_alone",
-        "scheduler/scheduler.py",
+        "scheduler/tables.py",
         "after |= self._jobs.fences.conflicts(table[first_new:first_computed])",
         "after |= set()",
         "a load is written into blocks that a store still reads",
@@ -96,7 +96,7 @@ RULES = (
         "F2 vLLM #52170",
         "test_failures_blocks.py::"
         "test_a_request_that_shares_its_blocks_with_another_connectors_load_is_stored_as_they_fill",
-        "scheduler/scheduler.py",
+        "scheduler/tables.py",
         "group_state.block_ids.extend(new_block_ids[group.engine_index])",
         "group_state.block_ids.extend(())",
         "what is known of a request's blocks lags its hashes",
@@ -185,8 +185,8 @@ RULES = (
         "F9 SGLang #30760",
         "test_failures_results.py::test_where_one_rank_was_given_less_memory_all_use_what_it_has",
         "scheduler/scheduler.py",
-        "min(pool.ready_slots for pool in self._pools.values()),",
-        "max(pool.ready_slots for pool in self._pools.values()),",
+        "self._manager.grow(min(pool.ready_slots for pool in self._pools.values()), slot_count)",
+        "self._manager.grow(max(pool.ready_slots for pool in self._pools.values()), slot_count)",
         "slots are handed out that one rank does not have",
     ),
     _rule(

@@ -11,7 +11,6 @@ from kvtide.advising import Adviser, GhostTier
 from kvtide.events import OffloadingEvent
 from kvtide.jobs import (
     Direction,
-    JobId,
     OffloadingConnectorMetadata,
     OffloadingWorkerMetadata,
     PoolReport,
@@ -39,6 +38,7 @@ from kvtide.scheduler.parked import ParkedRequests
 from kvtide.scheduler.quarantine import Quarantine
 from kvtide.scheduler.state import GroupOffloadState, RequestOffloadState, SchedulerOffloadConfig, Wait
 from kvtide.scheduler.stores import StorePlanner
+from kvtide.scheduler.tables import BlockTables
 
 STORES_PER_STEP = 96
 """Stores that one step plans, and that one step makes ready: some three milliseconds each. More wait."""
@@ -91,7 +91,7 @@ class OffloadingConnectorScheduler:
         self._quarantine = Quarantine(
             config.transfer_deadline_s, manager, self._jobs, self._loads, self._holds
         )
-        self._flush: set[JobId] = set()
+        self._tables = BlockTables(config.geometry, self._jobs, self._lazy)
         self._copied: deque[TransferJobStatus] = deque()  # stores that have ended and are not ready yet
         self._pools: dict[int, PoolReport] = {}
         self._reached: dict[int, int] = {}
@@ -183,28 +183,13 @@ class OffloadingConnectorScheduler:
         copy in the way of a load is waited for by that load alone; in the way of a forward, by the step.
         """
         state = self._state_of(request)
-        restored_tokens = state.local_tokens + num_external_tokens
-        after: set[JobId] = set()
-        for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
-            table = block_ids[group.engine_index]
-            # The engine's own hit keeps its contents; what it gave beyond that is about to be written.
-            local_tokens = 0 if self._geometry.takes_hits_back else state.local_tokens
-            first_new = max(len(group_state.block_ids), local_tokens // group.tokens_per_block)
-            first_computed = first_new
-            if num_external_tokens:
-                first_computed = max(first_new, -(-restored_tokens // group.tokens_per_block))
-            after |= self._jobs.fences.conflicts(table[first_new:first_computed])
-            self._flush |= self._jobs.fences.conflicts(table[first_computed:])
-            if self._lazy is not None:
-                self._lazy.handed_out(table[first_new:])
-            group_state.block_ids = list(table)
-        for other in self._geometry.others:
-            self._note_handed_out(block_ids[other.engine_index])
+        after = self._tables.admitted(state, block_ids, num_external_tokens)
         self._note_admission(state, num_external_tokens, now_s)
         self._due.soon.add(request.request_id)
         if not state.computed:
             self._parked.admitted(state)
         if num_external_tokens:
+            restored_tokens = state.local_tokens + num_external_tokens
             self._loads.plan(state, restored_tokens, frozenset(after), now_s)
         if self._lower is not None:
             self._lower.admitted(state)
@@ -228,7 +213,7 @@ class OffloadingConnectorScheduler:
         if state is None or state.load_job is not None or not state.computed or not any(block_ids):
             return
         state.request = request
-        self._take_tables(state, block_ids)
+        self._tables.take(state, block_ids)
         computed_tokens = request.num_computed_tokens - request.num_in_flight_tokens
         self._stores.plan(state, computed_tokens, now_s, final=True)
         if self._lazy is not None:
@@ -239,14 +224,7 @@ class OffloadingConnectorScheduler:
     def build_connector_meta(self, step: EngineStep, now_s: float) -> OffloadingConnectorMetadata:
         """Hand over what was planned, after the chunks that this step completes became stores."""
         self._pace.step_began(step.total_num_scheduled_tokens, now_s)
-        for request_id in step.preempted_req_ids or ():
-            if (state := self._requests.get(request_id)) is not None:
-                self._flush |= state.transfer_jobs - {state.load_job}
-                if self._lazy is not None:
-                    self._lazy.preempted(state)
-        for copy in step.kv_cache_block_copies or ():
-            self._flush |= self._jobs.fences.conflicts((copy.dst_block_id,))
-        self._note_new_blocks(step)
+        self._tables.begin_step(step, self._requests)
         self._plan_stores(step, now_s)
         self._store_states(step, now_s)
         if self._lazy is not None:
@@ -257,10 +235,11 @@ class OffloadingConnectorScheduler:
         self._quarantine.note(now_s)
         if self._told[0] != self._manager.generation:
             self._told = self._manager.generation, now_s
-        flush, self._flush = self._flush, set()
-        jobs_to_flush = frozenset(job_id for job_id in flush if self._jobs.get(job_id) is not None)
         told = OffloadingConnectorMetadata(
-            self._manager.generation, self._jobs.send(), jobs_to_flush, self._quarantine.take()
+            self._manager.generation,
+            self._jobs.send(),
+            self._tables.take_waits(),
+            self._quarantine.take(),
         )
         return told if self._lower is None else self._lower.told(told)
 
@@ -281,7 +260,7 @@ class OffloadingConnectorScheduler:
                 self._lazy.planned(state, computed_tokens)
             if computed_tokens >= state.offer_at and room:
                 # Who finds no room is asked again in the next step, or when it ends.
-                self._note_windows(step, state)
+                self._tables.follow_windows(step, state)
                 self._stores.plan(state, computed_tokens, now_s)
                 room -= 1
             self._due.look_after(request_id, state.offer_at - computed_tokens, NO_LIMIT // 2)
@@ -435,36 +414,6 @@ class OffloadingConnectorScheduler:
         """All of a request that has hashes, in chunks of the finest group."""
         finest, hashes = self._geometry.finest, state.request.block_hashes
         return finest.run(hashes, 0, finest.hashed_chunks(len(hashes)))
-
-    def _note_new_blocks(self, step: EngineStep) -> None:
-        """Check blocks given to running requests; those of admitted ones came with the admission."""
-        cached = step.scheduled_cached_reqs
-        for request_id, new_block_ids in zip(cached.req_ids, cached.new_block_ids, strict=True):
-            if new_block_ids is None or request_id in cached.resumed_req_ids:
-                continue
-            for block_ids in new_block_ids:
-                self._note_handed_out(block_ids)
-            if (state := self._requests.get(request_id)) is not None:
-                for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
-                    group_state.block_ids.extend(new_block_ids[group.engine_index])
-
-    def _note_handed_out(self, block_ids: Sequence[int]) -> None:
-        """Have the step wait for copies of blocks that it is about to write."""
-        self._flush |= self._jobs.fences.conflicts(block_ids)
-        if self._lazy is not None:
-            self._lazy.handed_out(block_ids)
-
-    def _note_windows(self, step: EngineStep, state: RequestOffloadState) -> None:
-        """Take over the block tables: behind a window the engine has let go of old blocks."""
-        blocks = step.kv_connector_block_state
-        if self._geometry.is_one_prefix or blocks is None:
-            return
-        if tables := blocks.get_block_ids(state.request.request_id):
-            self._take_tables(state, tables)
-
-    def _take_tables(self, state: RequestOffloadState, tables: BlockTable) -> None:
-        for group_state, group in zip(state.groups, self._geometry.groups, strict=True):
-            group_state.block_ids = list(tables[group.engine_index])
 
     def _store_states(self, step: EngineStep, now_s: float) -> None:
         """Store the states of recurrent layers that the engine hands over with this step."""
