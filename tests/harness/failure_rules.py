@@ -185,8 +185,8 @@ RULES = (
         "F9 SGLang #30760",
         "test_failures_results.py::test_where_one_rank_was_given_less_memory_all_use_what_it_has",
         "scheduler/scheduler.py",
-        "min(pool.ready_slots for pool in self._pools.values()),",
-        "max(pool.ready_slots for pool in self._pools.values()),",
+        "self._manager.grow(min(pool.ready_slots for pool in self._pools.values()), slot_count)",
+        "self._manager.grow(max(pool.ready_slots for pool in self._pools.values()), slot_count)",
         "slots are handed out that one rank does not have",
     ),
     _rule(
