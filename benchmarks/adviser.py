@@ -36,7 +36,7 @@ SALTS = (1, 2)
 
 BAR_POINTS = 1.5
 STANDARD_ERRORS = 2
-FIRST_REQUESTS = 2500
+FIRST_REQUESTS = {"conversation": 4000, "synthetic": 4000, "agentic": 1000}
 """Of each trace, when all benchmarks are run."""
 
 _SERIES = {
@@ -219,7 +219,7 @@ def _advised(bench: Bench, trace: str, path: Path, block_tokens: int | None, don
     from kvtide.sim.traces import TraceOptions, read_trace
 
     requests = read_trace(path, options=TraceOptions(block_tokens))
-    accesses = accesses_of(islice(requests, None if bench.alone else FIRST_REQUESTS))
+    accesses = accesses_of(islice(requests, None if bench.alone else FIRST_REQUESTS[trace]))
     sizes = {one: capacity_of(one, accesses.unique_count) for one in FRACTIONS}
     cells = [Cell(kind, size, salt) for size in sizes.values() for kind, salt in _kinds(bench.alone)]
     cells += [

@@ -17,11 +17,11 @@ from benchmarks.serve.tiny import tiny_model
 from benchmarks.serve.vocabulary import ARMS, COLD, COLD_ARMS, CONNECTED, LOADS, LONG, WARM
 
 # Where a process's pages lie is a matter of luck that lasts as long as the process: fresh ones are drawn.
-SESSIONS = 2
-SESSION_PAIRS, SESSION_PAIRS_ALONE = 5, 12
+SESSIONS, SESSIONS_ALONE = 1, 2
+SESSION_PAIRS, SESSION_PAIRS_ALONE = 10, 12
 
 # On a busy machine: then the rounds there are have to do.
-SESSION_LIMIT_S, SESSION_LIMIT_ALONE_S = 60.0, 150.0
+SESSION_LIMIT_S, SESSION_LIMIT_ALONE_S = 120.0, 150.0
 PART_LIMIT_S, PART_LIMIT_ALONE_S = 150.0, 300.0
 
 
@@ -47,13 +47,14 @@ def judge(samples: Sequence[Sample]) -> Verdict:
 @benchmark(
     "serving",
     asks="What does serving gain, beside vLLM's own connector and beside none?",
-    about_s=280,
-    alone_s=560,
+    about_s=310,
+    alone_s=790,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:
     """Measure one part after the other, each with engines of its own."""
-    steps, done = SESSIONS + 2, 0
+    sessions = SESSIONS_ALONE if bench.alone else SESSIONS
+    steps, done = sessions + 2, 0
 
     def say(text: str) -> None:
         bench.progress(text, done, steps)
@@ -62,7 +63,7 @@ def measure(bench: Bench) -> list[Sample]:
     model = model_folder(bench.model, say)
     tiny = tiny_model(bench.folder / "tiny-model.log", say)
     samples: list[Sample] = []
-    for session in range(SESSIONS):
+    for session in range(sessions):
         say(f"session {session + 1}: starting two engines")
         # The same luck for both: who starts first has the emptier machine.
         starting = COLD_ARMS if session % 2 == 0 else COLD_ARMS[::-1]

@@ -92,10 +92,11 @@ def connector(part: str, arm: str) -> dict[str, Any] | None:
     if arm == WITHOUT:
         return None
     if arm == WITH:
-        settings: dict[str, Any] = {"host_memory": f"{load.host_memory_mib}MiB"}
+        # LRU stores everything, as vLLM's connector does. The adaptive policy would not: it soon learns that
+        # nothing of prompts without hits is asked for again.
+        settings: dict[str, Any] = {"host_memory": f"{load.host_memory_mib}MiB", "eviction_policy": "lru"}
         if part != COLD:
-            # As vLLM's connector does it: the adaptive policy would not store what that one stores.
-            settings |= {"eviction_policy": "lru", "offload_prompt_only": True}
+            settings["offload_prompt_only"] = True
         return {
             "kv_connector": "KVTideConnector",
             "kv_role": "kv_both",

@@ -5,7 +5,7 @@ never waits for one. Chunks go by fingerprints, eight bytes of their hash each.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -114,6 +114,13 @@ class HashView(NamedTuple):
     stop: int
     step: int
     chunk_count: int
+
+    def pieces(self, count: int) -> Iterator["HashView"]:
+        """Split them into views of ``count`` chunks at most."""
+        for done in range(0, self.chunk_count, count):
+            start = self.start + done * self.step
+            stop = min(self.stop, start + count * self.step)
+            yield self._replace(start=start, stop=stop, chunk_count=min(count, self.chunk_count - done))
 
     def fingerprints(self) -> bytes:
         """Cut them, see the function of that name."""

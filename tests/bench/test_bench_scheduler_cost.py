@@ -254,6 +254,15 @@ def test_each_bar_of_the_books_alone_is_missed(plant: Callable[[Samples], None],
     assert missed(samples) == [name]
 
 
+def test_the_longest_and_the_shortest_runs_are_enough() -> None:
+    samples = [one for one in planted() if one.get("run_chunks") not in RUN_CHUNKS[1:-1]]
+    assert missed(samples) == []
+    assert len(bench.judge(samples).bars) == len(bench.judge(planted()).bars) - 2 * len(RUN_CHUNKS[1:-1])
+    for run in (RUN_CHUNKS[0], RUN_CHUNKS[-1]):
+        with pytest.raises(UnfitError, match=r"\[1, 32\] are needed"):
+            bench.judge([one for one in samples if one.get("run_chunks") != run])
+
+
 def test_slots_and_runs_are_added_up_before_they_are_divided() -> None:
     samples = planted()
     changed("sessions", late_loads=[[1000, 1]] * 150 + [[10, 99]] * 150)(samples)

@@ -12,8 +12,9 @@ import select
 import subprocess
 import sys
 import threading
+import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from kvtide.adviser.frames import Forget, FrameError, FrameReader, Message, answer_of, framed
 from kvtide.advising import Adviser, Arrival, GhostPlan, Growth, HashView
@@ -31,6 +32,9 @@ HASH_BYTES = 80
 
 MESSAGE_BYTES = 512
 """That a message takes beside its hashes."""
+
+PIECE_HASHES = 512
+"""Cut in one go, some ten microseconds: the thread then lets the scheduler have the interpreter's lock."""
 
 POLL_S = 0.25
 """So often the queue is looked at. Whoever fills it wakes nobody: that takes a lock and a system call."""
@@ -68,6 +72,7 @@ class ProcessAdviser(Adviser):
         self._command = command
         self._plan: GhostPlan | None = None
         self._queue: deque[tuple[Message, HashView | None]] = deque()
+        self._ready: deque[tuple[bytes, int]] = deque()  # frames, and what they count for in the queue
         # Each of the two is written by one thread alone.
         self._entered_bytes = self._left_bytes = 0
         self._arrived_count = self._dropped_count = self._told_dropped = 0
@@ -80,9 +85,9 @@ class ProcessAdviser(Adviser):
 
     def planned(self, plan: GhostPlan) -> None:
         if self._plan is None:
-            self._queue.appendleft((plan, None))  # what has come before it is of it, too
+            self._ready.appendleft((framed(plan), 0))  # what has come before it is of it, too
         elif plan != self._plan:
-            self._queue.append((plan, None))
+            self._put(plan)
         self._plan = plan
 
     def arrived(self, arrival: Arrival, chunks: HashView) -> None:
@@ -97,7 +102,7 @@ class ProcessAdviser(Adviser):
         self._enter(growth, chunks)
 
     def forget(self) -> None:
-        self._queue.append((Forget(), None))
+        self._put(Forget())
 
     def take(self) -> Sequence[Mapping[str, float]]:
         dropped = self._dropped_count - self._told_dropped
@@ -126,13 +131,23 @@ class ProcessAdviser(Adviser):
     def _waiting_bytes(self) -> int:
         return self._entered_bytes - self._left_bytes
 
-    def _enter(self, message: Message, chunks: HashView) -> bool:
+    def _enter(self, message: Arrival | Growth, chunks: HashView) -> bool:
         size = _size_of(chunks)
         if not self.is_on or self._waiting_bytes + size > self._queue_bytes:
             return False
         self._entered_bytes += size
-        self._queue.append((message, chunks))
+        self._put(message, chunks)
         return True
+
+    def _put(self, message: Message, chunks: HashView | None = None) -> None:
+        """Queue a message for the thread; as long as there is none, as it is going to be written.
+
+        Lists of hashes that are kept are walked, all of them, by every full collection of garbage.
+        """
+        if self._thread is None:
+            self._ready.append(_frame(message, chunks, HashView.fingerprints))
+        else:
+            self._queue.append((message, chunks))
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -151,6 +166,7 @@ class ProcessAdviser(Adviser):
             logger.warning("ghost caches are off, serving goes on: %s", reason)
         self.is_on = False
         self._queue.clear()
+        self._ready.clear()
         if child is not None:
             _end(child)
 
@@ -192,13 +208,29 @@ class ProcessAdviser(Adviser):
         return "it was closed"
 
     def _next(self) -> memoryview:
-        if not self._queue:
+        while self._queue:
+            self._ready.append(_frame(*self._queue.popleft(), _cut))
+        if not self._ready:
             return memoryview(b"")
-        message, chunks = self._queue.popleft()
-        if chunks is not None and isinstance(message, Arrival | Growth):
-            message = message._replace(chunks=chunks.fingerprints())
-            self._left_bytes += _size_of(chunks)
-        return memoryview(framed(message))
+        frame, size = self._ready.popleft()
+        self._left_bytes += size
+        return memoryview(frame)
+
+
+def _frame(message: Message, chunks: HashView | None, cut: Callable[[HashView], bytes]) -> tuple[bytes, int]:
+    """Make what is written of a message, and say what it counts for in the queue."""
+    if chunks is None or not isinstance(message, Arrival | Growth):
+        return framed(message), 0
+    return framed(message._replace(chunks=cut(chunks))), _size_of(chunks)
+
+
+def _cut(chunks: HashView) -> bytes:
+    """Cut hashes, a few at a time: who waits for the interpreter's lock has it in between."""
+    pieces = []
+    for piece in chunks.pieces(PIECE_HASHES):
+        pieces.append(piece.fingerprints())
+        time.sleep(0)
+    return b"".join(pieces) if all(pieces) else b""
 
 
 def _size_of(chunks: HashView) -> int:
