@@ -52,7 +52,7 @@ def test_addresses_are_written_as_people_do() -> None:
         ({"url": "redis://[::1"}, "url", "is not a URL"),
         ({"url": "redis://cache/first"}, "url", "number of a database"),
         ({"url": "redis://cache?db=3"}, "url", "an option of its own"),
-        ({"url": f"redis://cache?password={SECRET}"}, "url", "an option of its own"),
+        ({"url": f"redis://cache?password={SECRET}"}, "url", "give password_env"),
         ({"url": f"redis://:{SECRET}@cache"}, "url", "password_env"),
         ({"url": f"redis://me:{SECRET}@cache"}, "url", "password_env"),
         ({"url": f"redis://{SECRET}@cache"}, "url", "give username"),
