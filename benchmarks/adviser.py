@@ -194,7 +194,7 @@ def _size_of(sample: Sample) -> float:
     "adviser",
     asks="Is what a server says of other sizes of its memory what a cache of that size would have hit?",
     about_s=60,
-    alone_s=240,
+    alone_s=450,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:

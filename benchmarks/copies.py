@@ -180,7 +180,7 @@ def _plot(found: Found) -> Plot:
 @benchmark(
     "copies",
     asks="How fast are copies of scattered pieces, against one memcpy of the same bytes?",
-    about_s=30,
+    about_s=32,
     alone_s=60,
     judge=judge,
 )

@@ -176,7 +176,7 @@ def _plot(what: str, found: Mapping[int, Rounds]) -> Bars:
 @benchmark(
     "disk",
     asks="How much of what the disk gives does a promotion reach?",
-    about_s=50,
+    about_s=52,
     alone_s=100,
     judge=judge,
 )

@@ -221,7 +221,7 @@ def _plots(used: Rounds, p95: Mapping[str, Sequence[float]]) -> tuple[Plot, ...]
 @benchmark(
     "jitter",
     asks="What do running requests notice of others that store, load and demote?",
-    about_s=70,
+    about_s=85,
     alone_s=170,
     judge=judge,
 )

@@ -165,7 +165,7 @@ def _plot(what: str, used: dict[Row, Rounds]) -> Bars:
 @benchmark(
     "stores",
     asks="How much of what a store's own client reaches does its tier reach?",
-    about_s=120,
+    about_s=124,
     alone_s=240,
     judge=judge,
 )

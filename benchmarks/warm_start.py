@@ -53,7 +53,7 @@ def judge(samples: Sequence[Sample]) -> Verdict:
 @benchmark(
     "warm_start",
     asks="How soon does a restarted server know what is on its disk?",
-    about_s=25,
+    about_s=20,
     judge=judge,
 )
 def measure(bench: Bench) -> list[Sample]:
