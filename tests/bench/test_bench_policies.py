@@ -161,7 +161,6 @@ def test_every_policy_is_replayed_on_what_is_there(tmp_path: Path, monkeypatch: 
     kept = [one for one in samples if one.get("policy") in {None, *rivals} and one.get("fraction") in small]
     assert kept == judged
     assert bench.judge(judged).bars
-    assert bench.judge(judged).bars == bench.judge(samples).bars
     done = [done for _, done, _ in told]
     assert done == sorted(done)
     assert done[-1] <= 300
