@@ -8,6 +8,7 @@ asked; who judges is ``adviser_judge.py``.
 import gc
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,6 +32,7 @@ from benchmarks.scheduler.rows import CHAT_CHUNKS, SYSTEM_CHUNKS, SYSTEM_PROMPTS
 from benchmarks.scheduler.vocabulary import OURS, TOKENS_PER_BLOCK
 
 SWITCH = "KVTIDE_ADVISER"
+ANSWER_LIMIT_S = 20.0  # what was handed over is cut and written when nobody computes
 
 
 def measure_adviser(tell: Tell, size: int, count: int) -> list[dict[str, Any]]:
@@ -61,7 +63,7 @@ def measure_adviser(tell: Tell, size: int, count: int) -> list[dict[str, Any]]:
                     samples.append({"row": ADVISER, "arm": switch, "work": work, "round": index} | taken)
         rested(list(engines.values()))
         for switch, engine in engines.items():
-            engine.connector.get_kv_connector_stats()
+            _await_answer(engine, ANSWER_LIMIT_S if switch == ON else 0.0)
             told = engine.clock.counted.get("ghost_requests|", 0.0)
             dropped = engine.clock.counted.get("ghost_dropped_requests|", 0.0)
             samples.append({"row": ADVISER, "arm": switch, "told": told, "dropped": dropped})
@@ -80,6 +82,15 @@ def _switched(is_on: bool) -> Iterator[None]:
             del os.environ[SWITCH]
         else:
             os.environ[SWITCH] = before
+
+
+def _await_answer(engine: Engine, limit_s: float) -> None:
+    give_up_s = time.monotonic() + limit_s
+    while True:
+        engine.connector.get_kv_connector_stats()
+        if engine.clock.counted.get("ghost_requests|") or time.monotonic() >= give_up_s:
+            return
+        time.sleep(0.1)
 
 
 def _busy_us(engine: Engine) -> float:

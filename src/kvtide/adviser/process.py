@@ -36,6 +36,9 @@ MESSAGE_BYTES = 512
 PIECE_HASHES = 512
 """Cut in one go, some ten microseconds: the thread then lets the scheduler have the interpreter's lock."""
 
+MESSAGES_AT_ONCE = 16
+"""Cut before it is looked again whether something can be written or read."""
+
 POLL_S = 0.25
 """So often the queue is looked at. Whoever fills it wakes nobody: that takes a lock and a system call."""
 
@@ -191,6 +194,7 @@ class ProcessAdviser(Adviser):
         poll = select.poll()
         poll.register(source, select.POLLIN)
         while not self._closing:
+            self._cut_some()
             if not unsent:
                 unsent = self._next()
             poll.register(target, select.POLLOUT if unsent else 0)
@@ -207,9 +211,12 @@ class ProcessAdviser(Adviser):
                     return _ended(child)
         return "it was closed"
 
-    def _next(self) -> memoryview:
-        while self._queue:
+    def _cut_some(self) -> None:
+        """Make frames of what was told, also while the process does not take any: lists are not kept."""
+        for _ in range(min(len(self._queue), MESSAGES_AT_ONCE)):
             self._ready.append(_frame(*self._queue.popleft(), _cut))
+
+    def _next(self) -> memoryview:
         if not self._ready:
             return memoryview(b"")
         frame, size = self._ready.popleft()
