@@ -49,7 +49,7 @@ def judge(samples: Sequence[Sample]) -> Verdict:
 @benchmark(
     "scheduler_cost",
     asks="What does the scheduler half cost, and does that grow with its books?",
-    about_s=140,
+    about_s=130,
     alone_s=220,
     judge=judge,
 )

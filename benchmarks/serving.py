@@ -47,7 +47,7 @@ def judge(samples: Sequence[Sample]) -> Verdict:
 @benchmark(
     "serving",
     asks="What does serving gain, beside vLLM's own connector and beside none?",
-    about_s=310,
+    about_s=318,
     alone_s=790,
     judge=judge,
 )
