@@ -23,7 +23,13 @@ POOL_CHUNKS = 200_000  # of the hour of sessions: full after about a fifth of it
 PART_LIMIT_S = 400.0
 OTHER_PARTS = 3  # the hooks, the hour, the adviser
 
-ENVIRONMENT = {"VLLM_LOGGING_LEVEL": "WARNING", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1"}
+# What the adviser costs is measured by an arm of its own, which switches it.
+ENVIRONMENT = {
+    "VLLM_LOGGING_LEVEL": "WARNING",
+    "VLLM_DO_NOT_TRACK": "1",
+    "HF_HUB_OFFLINE": "1",
+    "KVTIDE_ADVISER": "false",
+}
 
 PASSES = 2
 """Over work in which a call was too slow: what a neighbour did is not slow at the same place again."""
